@@ -6,8 +6,8 @@ import asyncio
 import functools
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -574,6 +574,18 @@ def test_resources_that_cannot_be_entered_are_no_records_fault(table: Table) -> 
     with pytest.raises(ConnectionRefusedError):
         table.run(handle, "a", resources=clients, on_poison="dead_letter")
     assert not called
+
+
+def test_resources_that_are_not_async_are_refused(table: Table) -> None:
+    @contextmanager
+    def clients() -> Iterator[int]:
+        yield 1
+
+    async def handle(tx: Tx, batch: Records, client: int) -> None:
+        """Never runs."""
+
+    with pytest.raises(ConfigError, match=r"resources= returned .*, which is no async context manager: .*decorate it"):
+        table.run(handle, "a", resources=clients)
 
 
 def test_resources_that_end_while_the_worker_runs_end_it(table: Table) -> None:

@@ -119,6 +119,21 @@ def test_only_open_dead_letters_are_edited_and_for_a_reason(dead_letter_group: D
     )
 
 
+@pytest.mark.parametrize("value", [r"\x41", None, {"id": 1}])
+def test_a_value_that_is_not_bytes_is_refused(dead_letter_group: DeadLetterGroup, value: Any) -> None:
+    """Postgres would read a text as bytea's escapes; and None is no undo."""
+    dead_letter = dead_letter_group.dead_lettered(b"b")
+    replay = dead_letter_group.new_replay()
+    replay.edit(dead_letter.id, b"fixed", reason="r")
+    with pytest.raises(
+        ConfigError, match=r"edit\(\) takes bytes, got .*: encode the value, or undo an edit by undo_edit"
+    ):
+        replay.edit(dead_letter.id, value, reason="r")
+    assert replay.get(dead_letter.id).edited_value == b"fixed"
+    with pytest.raises(ConfigError, match="has no dead letter "):
+        replay.edit(str(dead_letter.id), b"x", reason="r")  # type: ignore[arg-type]
+
+
 def test_a_running_worker_replays_the_edited_value(dead_letter_group: DeadLetterGroup) -> None:
     dead_letter = dead_letter_group.dead_lettered(b"b")
     dead_letter_group.bad = {b"b"}

@@ -266,7 +266,8 @@ REFUSED: list[tuple[Any, list[Any], str]] = [
     (Append("t"), [Line, Mixed], "fields of its rows are not known"),
     (Append("t", columns=["id"], row=untyped_row), [Line], "fields of its rows are not known: .* annotate what row="),
     (Append("t", columns=["id", "colour"]), [Attrs], "columns= names colour, which .*Attrs.* does not have"),
-    (Upsert("t", key=["colour"]), [Attrs], "key= names colour, which its rows do not have"),
+    (Upsert("t", key=["colour"]), [Attrs], "key= names colour, which its rows do not have: they have .*id"),
+    (Upsert("t", key=["id"], columns=["id"], changes=True), [Line], "take the statement from the source"),
     (Append("t"), [Mixed], "field 'value' has values of several types"),
     (Append("t"), [Measured], "field 'readings': a float keeps about 15 digits"),
     (Accumulate("t", key=["id"], add=["colour"]), [Attrs], "key=, add=, least= or most= names colour, which .*Attrs"),
@@ -392,3 +393,15 @@ class _Shop(msgspec.Struct):
 def test_sinks_that_no_one_table_suits_are_refused(sinks: list[tuple[Any, Any]], refused: str) -> None:
     with pytest.raises(ConfigError, match=rf"^s\.t: .*{refused}"):
         joined_table([suggest(sink, kind) for sink, kind in sinks])
+
+
+def test_what_a_view_lacks_is_a_comment(sink_tables: SinkTables) -> None:
+    """ALTER TABLE adds no column to a view."""
+    sink_tables.create("id bigint, note text", "base")
+    sink_tables.sql(f"CREATE VIEW {sink_tables.schema}.shown AS SELECT id FROM {sink_tables.schema}.base")
+    sink = Append((sink_tables.schema, "shown"), columns=["id"])
+    assert changes(sink_tables, sink, Sale) == []
+    sink = Append((sink_tables.schema, "shown"), columns=["id", "note"])
+    (comment,) = changes(sink_tables, sink, Sale)
+    assert comment.startswith(f"-- {sink_tables.schema}.shown is a view: change its query, or the table that it reads")
+    assert comment.endswith("ADD COLUMN note TEXT;")

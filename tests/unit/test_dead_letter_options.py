@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
+from seekpoint.admin import Where
 from seekpoint.cli.dead_letters import app
 from seekpoint.cli.options import since
 from seekpoint.errors import ConfigError
@@ -13,6 +16,22 @@ from seekpoint.errors import ConfigError
 def test_a_time_before_the_calendar_begins_is_refused() -> None:
     with pytest.raises(ConfigError, match="--since 999999d: that is before the year 1"):
         since("999999d")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cause": "decode"}, "cause='decode': give one of decode, row, .*, e.g. Cause.DECODE"),
+        (
+            {"states": "waiting"},
+            "states=.waiting.: give a tuple of some of dead_lettered, ",
+        ),
+        ({"states": ("waiting",)}, "give a tuple of some of"),
+    ],
+)
+def test_a_condition_of_the_wrong_type_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Where(**options)
 
 
 @pytest.mark.parametrize(

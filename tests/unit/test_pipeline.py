@@ -344,3 +344,10 @@ def test_an_upsert_that_cannot_tell_which_row_is_newer_holds_its_keys(sink: Any,
             Pipeline("g", **options, on_poison="dead_letter", keep_key_order=False)
     else:
         assert not Pipeline("g", **options, on_poison="dead_letter", keep_key_order=False).keep_key_order
+
+
+def test_a_sink_that_keeps_the_first_row_of_a_key_holds_its_keys() -> None:
+    options: dict[str, Any] = {"topics": "t", "value": Json(), "sinks": [Upsert("t", key=["id"], on_conflict="keep")]}
+    assert Pipeline("g", **options, on_poison="dead_letter").keep_key_order
+    with pytest.raises(ConfigError, match="first row, which the replay could not: leave keep_key_order= out"):
+        Pipeline("g", **options, on_poison="dead_letter", keep_key_order=False)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seekpoint.errors import ConfigError, Poison
+from seekpoint.pipeline.pattern import Pattern
 from seekpoint.pipeline.sink import Row, Sink
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.dedupe import Column, Deleted, Offsets, Target, dedupe
@@ -44,11 +45,15 @@ class OrderKey:
         ({"key": ["id"], "order_by": "at", "offset_column": "o"}, "not both"),
         ({"key": ["id"], "tombstone": None, "tombstone_key": lambda r: r.key}, "tombstone='delete'"),
         ({"key": ["id"], "on_conflict": "ignore"}, "'update' or 'keep'"),
+        ({"key": ["id"], "on_conflict": ["keep"]}, r"'update' or 'keep', got \['keep'\]"),
+        ({"key": ["id"], "tombstone": ["delete"]}, r"'delete' or None, got \['delete'\]"),
+        ({"key": ["id"], "truncate": ["delete"]}, "it takes 'delete'"),
+        ({"key": ["id"], "topics": Pattern("x")}, r"names some topics .*, and Pattern\('x'\) is none"),
         ({"key": ["id"], "on_conflict": "keep", "order_by": "at"}, "keeps the first row"),
         ({"key": ["id"], "on_conflict": "keep", "offset_column": "o"}, "keeps the first row"),
         ({"key": ["id"], "on_conflict": "keep", "compacted": True, "row": lambda r: r}, "keeps the first row"),
         ({"key": ["id"], "on_conflict": "keep", "tombstone_key": lambda r: r.key}, "deletes no row"),
-        ({"key": ["id"], "columns": ["note"]}, "the rows have no id; their columns are note"),
+        ({"key": ["id"], "columns": ["note"]}, "the rows have no id; their columns are note: key= and order_by= name"),
         ({"key": ["id"], "columns": ["id"], "order_by": "at"}, "the rows have no at"),
         ({"key": ["id"], "columns": ["id", "o"], "offset_column": "o"}, "o would be written twice"),
         ({"key": ["id"], "offset_column": "o", "provenance": {"offset": "p"}}, "the offset into 'p', offset_column"),

@@ -566,7 +566,9 @@ def _print_summary(summary: Summary, *, as_json: bool) -> None:
         },
         *(f"failed again: {dead_letter.id_and_place}: {error}" for dead_letter, error in failed),
         *(f"refused: {refusal}" for _, refusal in refused),
-        f"{summary.replayed} replayed, {len(failed)} failed again, {len(refused)} refused",
+        f"{summary.replayed} replayed, {len(failed)} failed again, {len(refused)} refused"
+        if summary.replayed or failed or refused
+        else NOTHING,
         as_json=as_json,
     )
     if not summary.is_complete:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Generic, TypeVar, overload
 
@@ -14,6 +14,7 @@ from seekpoint.errors import Poison
 from seekpoint.records import RawRecord
 
 D = TypeVar("D")
+T = TypeVar("T")
 E_co = TypeVar("E_co", covariant=True)
 
 _VERSION = "1.0"
@@ -71,11 +72,11 @@ class CloudEvent(Generic[E_co]):
     def decode(self, record: RawRecord, /) -> E_co:
         """Decode a record's value and headers. Raises Poison, ValueError, and the errors of ``inner``."""
         headers = {name: value for name, value in record.headers if value is not None}
-        content = headers.get("content-type", b"").decode()
+        content = _header("content-type", headers.get("content-type", b""))
         if content.lower().startswith(_STRUCTURED):
             attributes, data = _structured(record, content)
         elif any(name.startswith("ce_") for name in headers):
-            named = {name[3:]: value.decode() for name, value in headers.items() if name.startswith("ce_")}
+            named = {name[3:]: _header(name, value) for name, value in headers.items() if name.startswith("ce_")}
             attributes, data = {**named, **({"datacontenttype": content} if content else {})}, record.value
         elif record.value is None and self.tombstones:
             return None  # type: ignore[return-value]  # E_co has None then
@@ -89,6 +90,8 @@ class CloudEvent(Generic[E_co]):
             raise ValueError(f"specversion is {version!r}: only CloudEvents {_VERSION} is supported")
         if missing := [name for name in _REQUIRED if not attributes.get(name)]:
             raise ValueError(f"the CloudEvent has no {missing[0]}")
+        if data is None and not getattr(self.inner, "tombstones", True):
+            raise Poison("the CloudEvent has no data, and its data's codec does not declare tombstones=True", record)
         fields: dict[str, Any] = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
         if "time" in fields:
             fields["time"] = _aware(fields["time"])
@@ -112,13 +115,26 @@ def _data_of(members: dict[str, msgspec.Raw]) -> bytes | None:
     if encoded is not None:
         if plain is not None:
             raise ValueError("the CloudEvent has both data and data_base64")
-        return b64decode(msgspec.json.decode(encoded, type=str), validate=True)
+        return _named("data_base64", lambda: b64decode(msgspec.json.decode(encoded, type=str), validate=True))
     if plain is None or bytes(plain) == b"null":
         return None
-    content = msgspec.json.decode(members.get("datacontenttype", b'"application/json"'), type=str | None)
+    written = members.get("datacontenttype", b'"application/json"')
+    content = _named("datacontenttype", lambda: msgspec.json.decode(written, type=str | None))
     if _media_type(content or "application/json").endswith(("/json", "+json")) or not bytes(plain).startswith(b'"'):
         return bytes(plain)
     return msgspec.json.decode(plain, type=str).encode()
+
+
+def _header(name: str, value: bytes) -> str:
+    return _named(f"header {name}", value.decode)
+
+
+def _named(name: str, decode: Callable[[], T]) -> T:
+    """Decode a part of the event. Raises ValueError with its name if it cannot be decoded."""
+    try:
+        return decode()
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _media_type(content: str) -> str:
@@ -133,7 +149,7 @@ def _text(value: msgspec.Raw) -> str:
 
 def _aware(text: str) -> datetime:
     """Parse a time in RFC 3339. Raises ValueError if it is malformed or has no offset from UTC."""
-    moment = _time.decode(msgspec.json.encode(text))
+    moment = _named(f"time {text!r}", lambda: _time.decode(msgspec.json.encode(text)))
     if moment.tzinfo is None:
         raise ValueError(f"time {text!r} has no offset from UTC")
     return moment

@@ -183,6 +183,11 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
+def _are(values: Iterable[object], kind: type) -> bool:
+    """Check the values' type at runtime: type checkers are optional."""
+    return all(isinstance(value, kind) for value in values)
+
+
 _PLACE = ("after_topic", "after_partition", "after_record_offset", "after_id")  # parameters, see rank()
 # The states to which an operator may close a dead letter, each with the action's name in admin_action.
 _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
@@ -194,8 +199,8 @@ class Where:
 
     ``to_offset`` is exclusive; ``error`` a part of the error's text, case-sensitive; ``exception`` and ``error_line``
     must equal those of a :class:`DeadLetterCause`; ``key`` is the record's whole key; ``since`` the earliest time of
-    dead-lettering (aware). Raises ConfigError for a time without a zone, and for offsets or a partition without their
-    topic.
+    dead-lettering (aware). Raises ConfigError for a time without a zone, for texts as cause or states, and for offsets
+    or a partition without their topic.
     """
 
     topic: str | None = None
@@ -213,6 +218,11 @@ class Where:
     def __post_init__(self) -> None:
         if self.since is not None and self.since.tzinfo is None:
             raise ConfigError(f"since={self.since!r}: give an aware time, e.g. datetime(..., tzinfo=UTC)")
+        if self.cause is not None and not _are([self.cause], Cause):
+            raise ConfigError(f"cause={self.cause!r}: give one of {', '.join(map(str, Cause))}, e.g. Cause.DECODE")
+        if not _are(self.states, State):
+            names = ", ".join(map(str, State))
+            raise ConfigError(f"states={self.states!r}: give a tuple of some of {names}, e.g. (State.WAITING,)")
         narrow = (self.partition, self.from_offset, self.to_offset)
         if self.topic is None and any(bound is not None for bound in narrow):
             raise ConfigError("a partition or an offset needs its topic: name the topic, too")
@@ -515,7 +525,7 @@ class DeadLetters:
             raise _closed(dead_letter)
 
     def _refuse_no_id(self, id: int) -> None:  # noqa: A002
-        if abs(id) > LARGEST_BIGINT:
+        if not _are([id], int) or abs(id) > LARGEST_BIGINT:
             raise self._unknown(id)
 
     def _unknown(self, id: int) -> DeadLetterUnknown:  # noqa: A002

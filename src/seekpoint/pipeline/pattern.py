@@ -76,7 +76,9 @@ class Pattern:
             raise ConfigError(f"{owner}: {error}: write {{name}} for a group of the pattern") from None
         known = ", ".join(f"{{{name}}}" for name in self._regex.groupindex) or "none: write (?P<name>...)"
         for _, name, spec, conversion in fields:
-            if name not in self._regex.groupindex or spec or conversion:
+            if name in self._regex.groupindex and (spec or conversion):
+                raise ConfigError(f"{owner}: a group has no format and no conversion: write {{{name}}}")
+            if name not in self._regex.groupindex:
                 raise ConfigError(f"{owner}: {{{name}}} is not a named group of {self!r}; it has {known}")
         return [str(name) for _, name, _, _ in fields]
 

@@ -282,7 +282,7 @@ class Pipeline(Generic[V, K]):
             raise ConfigError(f"{self!r}: a pattern does not say which topics there are: name at least one")
         other = self.for_worker()
         for topic in topics:
-            if not self.pattern.matching([topic]):
+            if not _is(topic, str) or not self.pattern.matching([topic]):
                 raise ConfigError(f"{self!r}: topic {topic!r} does not match the pattern as a whole")
             other.add_topic(topic)
             if topic in other.without_table:
@@ -466,6 +466,11 @@ class Pipeline(Generic[V, K]):
         unguarded = [sink for sink in self.sinks if sink.guarded is False]
         if self.on_poison is not OnPoison.DEAD_LETTER or not unguarded:
             return
+        if declared is False and unguarded[0].keeps_first:
+            raise ConfigError(
+                f"{self!r}: keep_key_order=False: later records of a dead letter's key would give {unguarded[0]!r} its "
+                "first row, which the replay could not: leave keep_key_order= out"
+            )
         if declared is False:
             raise ConfigError(
                 f"{self!r}: keep_key_order=False: a replayed dead letter would overwrite its key's newer row in "

@@ -71,6 +71,8 @@ class TableSink(Generic[V_contra, K_contra]):
         self.provenance = provenance_columns(f"{me}: ", provenance, ORIGINS)
         self.conversions = conversions(me, round=round, timezone=timezone)
         self.row_of, self.rows_of = row, rows
+        if isinstance(topics, Pattern):
+            raise ConfigError(f"{me}: topics= names some topics of the pipeline, and {topics!r} is none: leave it out")
         self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
         if self.columns is not None:
             self.require_columns(self.columns)

@@ -85,4 +85,5 @@ def explained(sink: str) -> Iterator[None]:
         if (remedy := _REMEDIES.get(cause.sqlstate or "")) is None:
             raise
         lines = [cause.diag.message_primary, *getattr(cause, "__notes__", ())]
-        raise ConfigError(f"{sink}: {'; '.join(lines)}; {cause.diag.message_hint or remedy}") from error
+        hint = f" ({cause.diag.message_hint.rstrip('.')})" if cause.diag.message_hint else ""
+        raise ConfigError(f"{sink}: {'; '.join(lines)}{hint}; {remedy}") from error

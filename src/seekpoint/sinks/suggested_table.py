@@ -35,6 +35,7 @@ from seekpoint.sinks.accumulate.accumulate import Accumulate
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.column_type import ColumnType
 from seekpoint.sinks.declared_types import admits_none, alternatives, fields_of, is_json, misfit
+from seekpoint.sinks.upsert.upsert import Upsert
 
 #: Percent of a page that INSERT fills, in a table whose rows are updated. The rest is for new versions of its rows,
 #: which then need no new index entries. Measured at 50 (docs/performance.md, Upserts): the table has twice
@@ -64,7 +65,8 @@ def suggested_table(
     columns += [Column(name, _ORIGINS[origin], nullable=False) for origin, name in sink.provenance.items()]
     names = {column.name for column in columns}
     if missing := [name for name in sink.key if name not in names]:
-        raise ConfigError(f"{sink!r}: key= names {', '.join(missing)}, which its rows do not have")
+        has = ", ".join(sorted(names))
+        raise ConfigError(f"{sink!r}: key= names {', '.join(missing)}, which its rows do not have: they have {has}")
     *schema, name = sink.path
     return Table(
         name,
@@ -114,6 +116,11 @@ def _widest(table: Table, columns: Sequence[Column[Any]]) -> TypeEngine[Any]:
 
 def _fields(sink: TableSink[Any, Any], codecs: Collection[Codec]) -> Mapping[str, inspect.Type]:
     """The fields of a row that the sink writes, in the order of its columns."""
+    if isinstance(sink, Upsert) and sink.changes:
+        raise ConfigError(
+            f"{sink!r}: Debezium's changes say the types of their columns only when they come: take the statement from "
+            "the source (pg_dump --schema-only --table), with the columns of columns=, offset_column= and order_by="
+        )
     kind = _row_type(sink, codecs)
     fields = fields_of(kind, sink.columns or ())
     if not fields:

@@ -59,7 +59,13 @@ def table_changes(tx: Connection, table: Table) -> list[str]:
     for name in _refused_columns(table, existing):
         operations.alter_column(table.name, name, nullable=True, schema=table.schema)
     _add_key(operations, inspector, table)
-    return [f"{statement.strip()};" for statement in buffer.getvalue().split(";\n") if statement.strip()]
+    statements = [f"{statement.strip()};" for statement in buffer.getvalue().split(";\n") if statement.strip()]
+    if statements and table.name in inspector.get_view_names(table.schema):
+        changes = " ".join(statements)
+        return [
+            f"-- {table.fullname} is a view: change its query, or the table that it reads, to the effect of {changes}"
+        ]
+    return statements
 
 
 def _change_column(

@@ -129,7 +129,13 @@ class _AsyncHandler:
 async def _hold(
     resources: Callable[[], AbstractAsyncContextManager[Any]], entered: asyncio.Future[Any], leaving: asyncio.Event
 ) -> None:
-    async with resources() as value:
+    manager: object = resources()
+    if not isinstance(manager, AbstractAsyncContextManager):
+        raise ConfigError(
+            f"resources= returned {manager!r}, which is no async context manager: write an async function with one "
+            "yield, and decorate it with @asynccontextmanager"
+        )
+    async with manager as value:
         entered.set_result(value)
         await leaving.wait()
 

@@ -226,19 +226,20 @@ class Upsert(TableSink[V_contra, K_contra]):
             )
         if missing := [name for name in self.needed if name not in written]:
             raise ConfigError(
-                f"{self!r}: the rows have no {', '.join(missing)}; their columns are {', '.join(written)}"
+                f"{self!r}: the rows have no {', '.join(missing)}; their columns are {', '.join(written)}: key= and "
+                "order_by= name columns that each row has"
             )
 
 
 def _check_choices(me: str, tombstone: str | None, on_conflict: str) -> None:
-    if tombstone not in {"delete", None}:
+    if tombstone not in ("delete", None):  # tuples: a list in place of a word has no hash
         raise ConfigError(f"{me}: tombstone= is 'delete' or None, got {tombstone!r}")
-    if on_conflict not in {"update", "keep"}:
+    if on_conflict not in ("update", "keep"):
         raise ConfigError(f"{me}: on_conflict= is 'update' or 'keep', got {on_conflict!r}")
 
 
 def _check_truncate(me: str, truncate: str | None, *, can_truncate: bool) -> None:
-    if truncate not in {"delete", None} or (truncate is not None and not can_truncate):
+    if truncate not in ("delete", None) or (truncate is not None and not can_truncate):
         raise ConfigError(f"{me}: truncate={truncate!r}: {_TRUNCATES}")
 
 

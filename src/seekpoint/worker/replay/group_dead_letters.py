@@ -219,6 +219,8 @@ class GroupDeadLetters:
         too. A dead letter that is not open is refused. Raises ConfigError without a reason, or if the group has no
         dead letter with that id.
         """
+        if not isinstance(value, bytes):
+            raise ConfigError(f"edit() takes bytes, got {value!r}: encode the value, or undo an edit by undo_edit()")
         return self._edit(id, value, reason)
 
     def undo_edit(self, id: int, *, reason: str) -> Edited:  # noqa: A002

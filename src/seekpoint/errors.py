@@ -113,22 +113,22 @@ class ConfigError(SeekpointError):
     code = "SP1001"
 
 
-def needs_extra(what: str, extra: str, error: BaseException | None = None) -> ConfigError:
+def needs_extra(purpose: str, extra: str, error: BaseException | None = None) -> ConfigError:
     """The error for an optional dependency that is missing.
 
     Its message names a path, because Seekpoint is not on the package index, where another project may have its name.
     """
     why = "" if error is None else f" ({error})"
-    return ConfigError(f"{what}: {install(extra)}{why}")
+    return ConfigError(f"{purpose}: {install(extra)}{why}")
 
 
 @contextmanager
-def required(what: str, extra: str) -> Iterator[None]:
+def required(purpose: str, extra: str) -> Iterator[None]:
     """Wrap an import of an optional dependency: raises :func:`needs_extra` if it is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise needs_extra(what, extra, error) from error
+        raise needs_extra(purpose, extra, error) from error
 
 
 def install(extra: str) -> str:

@@ -263,12 +263,12 @@ def running_line(frame: FrameType) -> str | None:
 
 def _users_line(frames: Iterable[tuple[FrameType, int]]) -> str | None:
     """The last frame of the user's own code; ``frames`` begin with the outermost."""
-    place = None
+    location = None
     for frame, line in frames:
         file = frame.f_code.co_filename
         if "site-packages" not in file and not file.startswith((*_NOT_THE_USERS, "<")):
-            place = f"{Path(file).name}:{line} in {frame.f_code.co_name}"
-    return None if place is None else storable(place)
+            location = f"{Path(file).name}:{line} in {frame.f_code.co_name}"
+    return None if location is None else storable(location)
 
 
 def storable(text: str) -> str:

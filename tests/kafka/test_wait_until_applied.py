@@ -265,7 +265,7 @@ def test_a_move_back_between_position_and_fate_is_noticed(
         worker_moves_on(worker, 5)
 
     monkeypatch.setattr(wait, "sleep", sleep)
-    assert wait.wait(look, wait.Wanted(HERE, 4, 20.0)).applied
+    assert wait.wait(look, wait.AwaitedRecord(HERE, 4, 20.0)).applied
     # Position and fate twice; then whether the reset was before the group began again.
     assert (looks[0], sleeps[0]) == (5, 1)
 

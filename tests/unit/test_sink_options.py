@@ -25,7 +25,7 @@ REFUSED = {
     "no group": ({"group": ""}, "writeStream needs the option group whose offsets are committed with the rows"),
     "no table": ({"table": ""}, "writeStream needs the option table that the rows are written to"),
     "a misspelled name": ({"tabel": "sales"}, "has no option tabel: did you mean table?"),
-    "another name": ({"batchsize": "3"}, "has no option batchsize: leave it out; the options are database"),
+    "another name": ({"batchsize": "3"}, "has no option batchsize: omit it; the options are database"),
     "a path": ({"path": "/sales"}, "writeStream has no path: name the table"),
     "brokers": ({"kafka.bootstrap.servers": "b:1"}, "is an option of readStream"),
     "a URL": ({"database": "postgresql://u:hunter2@db/sales"}, "database is the name of an environment variable"),

@@ -85,7 +85,7 @@ REFUSED = [
     ({**BROKERS, "assign": "{}"}, 'assign names no partition: write {"orders":[0,1]}'),
     ({**BROKERS, "subscribePattern": "o.*"}, "subscribePattern has no counterpart here"),
     ({**ORDERS, "startingOffset": "earliest"}, "there is no option startingOffset: did you mean startingOffsets?"),
-    ({**ORDERS, "kafka.group.id": "g"}, "kafka.group.id cannot be set here: leave it out (no group is joined"),
+    ({**ORDERS, "kafka.group.id": "g"}, "kafka.group.id cannot be set here: omit it (no group is joined"),
     ({**ORDERS, "kafka.enable.auto.commit": "false"}, "kafka.enable.auto.commit cannot be set here"),
     ({**ORDERS, "kafka.auto.offset.reset": "earliest"}, "kafka.auto.offset.reset cannot be set here"),
     ({**ORDERS, "kafka.sasl.jaas.config": "x"}, "kafka.sasl.jaas.config is for the Java client"),

@@ -369,10 +369,10 @@ class Admin:
         Raises NotApplied after ``timeout`` seconds, for the first partition that has not caught up.
         """
         ledger, deadline = self._ledger(group), monotonic() + timeout
-        for done in result.done:
-            if done.to_offset < done.from_offset:
+        for reset in result.done:
+            if reset.to_offset < reset.from_offset:
                 remaining = max(0.0, deadline - monotonic())
-                ledger.wait_until_applied(*done.partition, done.from_offset - 1, remaining, topic_id=done.topic_id)
+                ledger.wait_until_applied(*reset.partition, reset.from_offset - 1, remaining, topic_id=reset.topic_id)
 
     def _brokers(self) -> Mapping[str, Any]:
         if not self.kafka:

@@ -43,18 +43,18 @@ def apply_resets(
     deadline = monotonic() + wait
     if not separately:
         return ResetResult(tuple(_apply(ledger, plan, moves, attribution, deadline)) if moves else (), skipped=skipped)
-    done: list[ResetDone] = []
+    resets: list[ResetDone] = []
     refused = []
     for reset in moves:
         try:
-            done += _apply(ledger, plan, [reset], attribution, deadline)
+            resets += _apply(ledger, plan, [reset], attribution, deadline)
         except Fenced as error:
             refused.append(str(error))
         except Exception as error:  # noqa: BLE001 -- after any error, the partitions that were reset must be reported
             see = "`seekpoint offsets history` shows whether it was reset; later partitions were not tried"
             refused.append(f"{reset.topic_partition}: {one_line(error)}: {see}")
             break
-    return ResetResult(tuple(done), tuple(refused), skipped)
+    return ResetResult(tuple(resets), tuple(refused), skipped)
 
 
 def _moved_since(ledger: GroupLedger, plan: ResetPlan) -> Iterator[str]:
@@ -170,10 +170,10 @@ def _busy(ledger: GroupLedger, moves: Sequence[Reset]) -> str:
     if not busy:
         return "another session had locked the group or one of its partitions"
     with ledger.begin() as tx:
-        held = tx.execute(RESETS["locked_since"], topic=busy[0].topic, partition=busy[0].number).first()
-    if held is None:
+        lock = tx.execute(RESETS["locked_since"], topic=busy[0].topic, partition=busy[0].number).first()
+    if lock is None:
         return f"{busy[0]} is locked by another session"
-    session = held.application_name or "another session"
-    if held.xact_start is None:  # this login has neither its role nor pg_read_all_stats
+    session = lock.application_name or "another session"
+    if lock.xact_start is None:  # this login has neither its role nor pg_read_all_stats
         return f"{busy[0]} is locked by {session} (since when is not visible to this login)"
-    return f"{busy[0]} is locked by {session} since {held.xact_start:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{busy[0]} is locked by {session} since {lock.xact_start:%Y-%m-%d %H:%M:%S} UTC"

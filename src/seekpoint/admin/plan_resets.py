@@ -44,12 +44,12 @@ def plan_reset(
     ids = {partition: row.topic_id for partition, row in positions.items()}
     logs = Logs(kafka, timeout, group=ledger.group, cluster_id=group.cluster_id, topic_ids=ids)
     ranges = logs.ranges() if positions else {}
-    wanted = _targets(target, positions, logs, ranges) if stored is None else stored
-    _require(target, wanted, positions, has_all=topics is None)
+    targets = _targets(target, positions, logs, ranges) if stored is None else stored
+    _require(target, targets, positions, has_all=topics is None)
     resets = tuple(
-        _reset(target, row, wanted[partition], ranges.get(partition), last.get(partition))
+        _reset(target, row, targets[partition], ranges.get(partition), last.get(partition))
         for partition, row in positions.items()
-        if partition in wanted
+        if partition in targets
     )
     for reset in resets:
         if (
@@ -181,11 +181,11 @@ _MISSING = {
 }
 
 
-def _require(target: ResetTo, wanted: Targets, positions: Mapping[Partition, Position], *, has_all: bool) -> None:
+def _require(target: ResetTo, targets: Targets, positions: Mapping[Partition, Position], *, has_all: bool) -> None:
     """Raise ConfigError for partitions without a target, unless the others can be reset alone."""
-    if unknown := sorted(wanted.keys() - positions.keys()):
+    if unknown := sorted(targets.keys() - positions.keys()):
         raise ConfigError(f"{target}: {unknown[0]} is not among the partitions to reset, or has no stored offset")
-    missing = sorted(positions.keys() - wanted.keys())
+    missing = sorted(positions.keys() - targets.keys())
     if missing and target.kind in _MISSING and not (target.kind == "after-failed" and has_all):
         problem = _MISSING[target.kind].format(target)
         raise ConfigError(
@@ -193,22 +193,23 @@ def _require(target: ResetTo, wanted: Targets, positions: Mapping[Partition, Pos
         )
 
 
-def _reset(target: ResetTo, row: Position, wanted: int, log: tuple[int, int] | None, last: int | None) -> Reset:
+def _reset(target: ResetTo, row: Position, requested: int, log: tuple[int, int] | None, last: int | None) -> Reset:
     """The reset of one partition. Raises ConfigError for a target past the end of the log."""
-    partition, offset = row.partition, wanted
+    partition, offset = row.partition, requested
     if log is not None:
-        if wanted > log[1]:
+        if requested > log[1]:
             raise ConfigError(
-                f"{partition}: {wanted} is past the end of the log ({target}); the log has offsets {log[0]} to {log[1]}"
+                f"{partition}: {requested} is past the end of the log ({target}); the log has offsets {log[0]} to "
+                f"{log[1]}"
             )
-        offset = max(wanted, log[0])
+        offset = max(requested, log[0])
     return Reset(
         topic=partition.topic,
         partition=partition.number,
         topic_id=row.topic_id,
         position=row.next_offset,
         target=offset,
-        wanted=wanted,
+        wanted=requested,
         last_reset=last,
         log=log,
         direction=_direction(target, row.next_offset, offset),

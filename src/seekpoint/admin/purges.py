@@ -46,8 +46,8 @@ def plan_purge(ledger: GroupLedger, older_than: timedelta, states: Collection[St
     Raises ConfigError for an unknown group, an open state, and an age that is negative or beyond the calendar; Fenced
     while a run of the group is open.
     """
-    wanted = tuple(state for state in CLOSED if state in states)
-    if not wanted or len(wanted) != len(set(states)):
+    purged_states = tuple(state for state in CLOSED if state in states)
+    if not purged_states or len(purged_states) != len(set(states)):
         named = ", ".join(states) or "none"
         raise ConfigError(f"only closed dead letters are purged: {', '.join(CLOSED)}; not {named}")
     if older_than < timedelta(0):
@@ -61,9 +61,9 @@ def plan_purge(ledger: GroupLedger, older_than: timedelta, states: Collection[St
             raise ConfigError(f"{older_than} ago is before the year 1: nothing is that old") from None
         closed = {row.state: int(row.n) for row in tx.execute(PURGE["count_closed"], before=before)}
         of_runs = int(tx.execute(PURGE["count_run_dead_letters"], before=before).scalar_one())
-    counts = {state: count for state, count in closed.items() if state in wanted}
-    kept = {state: count for state, count in closed.items() if state not in wanted}
-    return PurgePlan(ledger.group, before, wanted, counts, kept, tuple(_in_words(before, counts, kept, of_runs)))
+    counts = {state: count for state, count in closed.items() if state in purged_states}
+    kept = {state: count for state, count in closed.items() if state not in purged_states}
+    return PurgePlan(ledger.group, before, purged_states, counts, kept, tuple(_in_words(before, counts, kept, of_runs)))
 
 
 def by_state(counts: Mapping[str, int]) -> str:

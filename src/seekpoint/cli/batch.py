@@ -117,12 +117,12 @@ def batch(
         job = BatchJob(of.names[0], of.engine, of.kafka, schema=of.schema, **arguments)
         with _left_open(job):
             if span is not None:
-                done = job.reprocess(*span, reason=reason or "", **again.accepted())
+                result = job.reprocess(*span, reason=reason or "", **again.accepted())
             elif resume is None:
-                done = job.run(reason=reason or "batch", pause=pause)
+                result = job.run(reason=reason or "batch", pause=pause)
             else:
-                done = job.take_over(resume, pause=pause)
-        _print(done, job.source.group, as_json=as_json)
+                result = job.take_over(resume, pause=pause)
+        _print(result, job.source.group, as_json=as_json)
 
 
 @contextmanager
@@ -146,15 +146,15 @@ _UNKNOWN = (
 )
 
 
-def _print(done: BatchDone, group: str, *, as_json: bool) -> None:
-    rows = ", ".join(f"{count:,} rows for {name}" for name, count in done.rows.items()) or "no rows"
-    dead_letters = f", {done.dead_letters:,} dead letters" if done.dead_letters else ""
-    applied = f"{done.records:,} records applied: {rows}{dead_letters}"
-    failures = [failure | {"error": masked(failure["error"])} for failure in done.as_dict()["failures"]]
+def _print(result: BatchDone, group: str, *, as_json: bool) -> None:
+    rows = ", ".join(f"{count:,} rows for {name}" for name, count in result.rows.items()) or "no rows"
+    dead_letters = f", {result.dead_letters:,} dead letters" if result.dead_letters else ""
+    applied = f"{result.records:,} records applied: {rows}{dead_letters}"
+    failures = [failure | {"error": masked(failure["error"])} for failure in result.as_dict()["failures"]]
     answer(
-        done.as_dict() | {"failures": failures},
-        f"{group}: {'no new records' if done.is_empty else applied}",
-        *(f"  offset {failure.offset}: {failure.cause}: {cut(masked(failure.error))}" for failure in done.failures),
-        *(f"{partition} is at offset {offset}" for partition, offset in done.offsets.items()),
+        result.as_dict() | {"failures": failures},
+        f"{group}: {'no new records' if result.is_empty else applied}",
+        *(f"  offset {failure.offset}: {failure.cause}: {cut(masked(failure.error))}" for failure in result.failures),
+        *(f"{partition} is at offset {offset}" for partition, offset in result.offsets.items()),
         as_json=as_json,
     )

@@ -437,18 +437,18 @@ def discard(
     if apply and everything and not yes and group is not None and at_terminal():
         count = len(admin.dead_letters(group).plan_discard(chosen))
         confirm(f"discard {numbered(count, 'dead letter')} of {group}?")
-    done: list[Discarded] = []
+    outcomes: list[Discarded] = []
     numbers = itertools.count(1)
     with _progress() as progress:
         for name, selection in _by_group(admin, group, chosen).items():
             dead_letters = admin.dead_letters(name, actor=actor)
             if apply:
-                done += dead_letters.discard(
+                outcomes += dead_letters.discard(
                     selection, reason=reason or "", progress=lambda _: progress("discarding", next(numbers), 0)
                 )
             else:
-                done += dead_letters.plan_discard(selection)
-    _print_discarded(done, apply=apply, as_json=ledger.as_json)
+                outcomes += dead_letters.plan_discard(selection)
+    _print_discarded(outcomes, apply=apply, as_json=ledger.as_json)
 
 
 @app.command()
@@ -575,14 +575,14 @@ def _print_summary(summary: Summary, *, as_json: bool) -> None:
         raise typer.Exit(FAILED)
 
 
-def _print_discarded(done: Sequence[Discarded], *, apply: bool, as_json: bool) -> None:
-    refused = sum(outcome.refusal is not None for outcome in done)
-    report = [as_place(outcome.dead_letter, refusal=_masked(outcome.refusal)) for outcome in done]
-    states = Counter(outcome.dead_letter.state.value for outcome in done if outcome.refusal is None)
+def _print_discarded(outcomes: Sequence[Discarded], *, apply: bool, as_json: bool) -> None:
+    refused = sum(outcome.refusal is not None for outcome in outcomes)
+    report = [as_place(outcome.dead_letter, refusal=_masked(outcome.refusal)) for outcome in outcomes]
+    states = Counter(outcome.dead_letter.state.value for outcome in outcomes if outcome.refusal is None)
     by_states = f" ({by_state(states)})" if states and not apply else ""
-    count = f"{len(done) - refused:,} {'' if apply else 'would be '}discarded{by_states}, {refused:,} refused"
-    last = (count if apply else f"dry run: {count}; --apply does it") if done else NOTHING
-    lines = (_discarded(outcome, apply=apply) for outcome in done)
+    count = f"{len(outcomes) - refused:,} {'' if apply else 'would be '}discarded{by_states}, {refused:,} refused"
+    last = (count if apply else f"dry run: {count}; --apply does it") if outcomes else NOTHING
+    lines = (_discarded(outcome, apply=apply) for outcome in outcomes)
     answer({"applied": apply, "discarded": report}, *lines, last, as_json=as_json)
     if refused:
         raise typer.Exit(FAILED)

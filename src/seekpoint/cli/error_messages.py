@@ -51,8 +51,8 @@ def message_of(error: Exception) -> str:
     if (extra := _missing_extra(error)) is not None:
         message = f"{error}: {install(extra)}"
     elif isinstance(error, DBAPIError | psycopg.Error):
-        place = f" (at {line})" if (line := users_line(error)) else ""
-        message = f"Postgres: {_database(error)}{place}"
+        location = f" (at {line})" if (line := users_line(error)) else ""
+        message = f"Postgres: {_database(error)}{location}"
     elif isinstance(error, KafkaException):
         message = f"Kafka: {error.args[0].str()}"
     elif isinstance(error, KafkaUnavailable):

@@ -67,18 +67,18 @@ def export(
         arguments["skip_lost"] = skip_lost
         arguments |= spark_session.writer(stack, of, tasks, progress.say)
         servers = of.engine, of.kafka
-        done = Export(
+        result = Export(
             *servers, archive, name, topic, schema=of.schema, format=format, progress=progress, **arguments
         ).run()
         swept = list(archive.sweep()) if sweep else []
-    _print(done, archive, name, swept, as_json=as_json)
+    _print(result, archive, name, swept, as_json=as_json)
 
 
-def _print(done: Exported, archive: Archive, group: str, swept: list[str], *, as_json: bool) -> None:
-    offsets = {str(partition): offset for partition, offset in done.offsets.items()}
-    added = f"{done.records:,} records in {numbered(done.files, 'file')}, {done.bytes:,} bytes"
+def _print(result: Exported, archive: Archive, group: str, swept: list[str], *, as_json: bool) -> None:
+    offsets = {str(partition): offset for partition, offset in result.offsets.items()}
+    added = f"{result.records:,} records in {numbered(result.files, 'file')}, {result.bytes:,} bytes"
     answer(
-        {**asdict(done), "archive": archive.root, "group": group, "offsets": offsets, "swept": swept},
+        {**asdict(result), "archive": archive.root, "group": group, "offsets": offsets, "swept": swept},
         f"{group}: {added}, added to {archive.root}",
         *(f"{partition} is archived up to offset {offset}" for partition, offset in offsets.items()),
         *([f"removed {numbered(len(swept), 'file')} that no export had committed"] if swept else []),

@@ -111,10 +111,10 @@ def print_places(progress: RunProgress) -> None:
 
 
 def _row(place: PartitionProgress, progress: RunProgress) -> Sequence[object]:
-    done = place.next + place.staged  # staged ranges that are not consolidated have no single end offset
+    offset = place.next + place.staged  # staged ranges that are not consolidated have no single end offset
     remaining = place.left(progress.run.strategy) if progress.run.is_open else None
     where = (place.group, place.partition.topic, place.partition.number)
-    return (*where, place.first, done, place.end, place.live, remaining)
+    return (*where, place.first, offset, place.end, place.live, remaining)
 
 
 def choices(progress: RunProgress) -> Iterator[str]:

@@ -238,8 +238,8 @@ def _print(plan: ResetPlan, result: ResetResult | None, *, as_json: bool) -> Non
         answer(report | {"result": None if result is None else asdict(result)}, as_json=True)
         return
     if result is not None:
-        for done in result.done:
-            typer.echo(plain(f"{done.partition} is reset from {done.from_offset} to {done.to_offset}"))
+        for applied in result.done:
+            typer.echo(plain(f"{applied.partition} is reset from {applied.from_offset} to {applied.to_offset}"))
         for refused in result.refused:
             typer.echo(plain(f"refused: {refused}"))
         for skipped in result.skipped:
@@ -290,9 +290,9 @@ def show_history(
     print_table(None, columns, map(_row, history), numeric=("partition", "from", "to"))
 
 
-def _row(done: Action) -> tuple[object, ...]:
-    where = (done.topic, done.partition, done.from_offset, done.to_offset)
-    return (moment(done.at), done.action, *where, done.actor, done.reason)
+def _row(action: Action) -> tuple[object, ...]:
+    where = (action.topic, action.partition, action.from_offset, action.to_offset)
+    return (moment(action.at), action.action, *where, action.actor, action.reason)
 
 
 @app.command("export", no_args_is_help=True)

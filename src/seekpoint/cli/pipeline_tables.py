@@ -72,10 +72,10 @@ def _problems(look: Connection, target: str, pipeline: Pipeline) -> list[Finding
     return problems
 
 
-def _finding(level: Level, what: str, error: ConfigError, target: str) -> Finding:
+def _finding(level: Level, check: str, error: ConfigError, target: str) -> Finding:
     """The error as a finding; its text after the first semicolon is the remedy."""
     problem, _, remedy = remedies.for_pipeline(error.text, target).partition("; ")
-    return Finding.of("tables", level, f"{what}: {problem}", remedy)
+    return Finding.of("tables", level, f"{check}: {problem}", remedy)
 
 
 def _one_line(statement: str) -> str:

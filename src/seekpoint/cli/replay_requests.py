@@ -54,8 +54,8 @@ def follow(admin: Admin, request: ReplayRequest, seconds: float, progress: Progr
     while not request.has_ended and (remaining := until - monotonic()) > 0:
         sleep(min(POLL, remaining))
         request = admin.replay_request(request.group, request.id)
-        done = request.replayed + request.failed + request.refused
-        progress(done, max(done, len(request.dead_letters)))  # later dead letters of their keys are replayed, too
+        ended = request.replayed + request.failed + request.refused
+        progress(ended, max(ended, len(request.dead_letters)))  # later dead letters of their keys are replayed, too
     return request
 
 

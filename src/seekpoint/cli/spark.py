@@ -107,7 +107,7 @@ def run(
     from seekpoint.spark import run as run_frames  # noqa: PLC0415 -- as above
 
     with spark_session.spark_session(session.master, session.spark_conf) as spark, _stopping() as stop:
-        done = run_frames(
+        result = run_frames(
             spark,
             target,
             kafka=kafka,
@@ -120,13 +120,13 @@ def run(
             range_records=session.range_records,
             stop=stop,
         )
-    micro_batches = "1 micro-batch" if done.micro_batches == 1 else f"{done.micro_batches:,} micro-batches"
-    rows = "".join(f", {count:,} rows for {name}" for name, count in done.rows.items())
-    dead_letters = f", {done.dead_letters:,} dead letters" if done.dead_letters else ""
+    micro_batches = "1 micro-batch" if result.micro_batches == 1 else f"{result.micro_batches:,} micro-batches"
+    rows = "".join(f", {count:,} rows for {name}" for name, count in result.rows.items())
+    dead_letters = f", {result.dead_letters:,} dead letters" if result.dead_letters else ""
     answer(
-        asdict(done) | {"group": group},
-        f"{group}: {done.records:,} records applied in {micro_batches}{rows}{dead_letters}",
-        *(f"{partition} is at offset {offset}" for partition, offset in done.offsets.items()),
+        asdict(result) | {"group": group},
+        f"{group}: {result.records:,} records applied in {micro_batches}{rows}{dead_letters}",
+        *(f"{partition} is at offset {offset}" for partition, offset in result.offsets.items()),
         as_json=as_json,
     )
 

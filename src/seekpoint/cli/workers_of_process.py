@@ -76,8 +76,8 @@ class ProcessWorkers:
         """Log how many records were applied."""
         for worker in self._workers:
             health, group = worker.health(), worker.pipeline.group
-            done = f"{numbered(health.records, 'record')} in {numbered(health.transactions, 'transaction')}"
-            logger.info("%s: drained: %s", group, done, extra={"group": group})
+            counts = f"{numbered(health.records, 'record')} in {numbered(health.transactions, 'transaction')}"
+            logger.info("%s: drained: %s", group, counts, extra={"group": group})
 
     # -- their life ---------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class AvroReader:
             )
         if self._record_name is not None:
             raise ConfigError(
-                f"record_name={self._record_name!r}: {why} Confluent's deserializer, which adds no records' names"
+                f"record_name={self._record_name!r}: {why} Confluent's deserializer, which does not add records' names"
             )
 
     def shorten(self, frame: bytes, data: bytes, value: Any) -> Short | None:

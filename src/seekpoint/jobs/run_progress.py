@@ -69,8 +69,8 @@ def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: 
             (row.consumer_group, Partition(row.topic, row.partition)): row.next_offset
             for row in tx.execute(RELOAD_RUN["offsets"], groups=list(run.groups))
         }
-        done = {(position.group, position.partition): position.next_offset for position in positions}
-        staged = _covered(tx.execute(RELOAD_RUN["staged"], run=id).all(), done)
+        next_offsets = {(position.group, position.partition): position.next_offset for position in positions}
+        staged = _covered(tx.execute(RELOAD_RUN["staged"], run=id).all(), next_offsets)
         silent = tx.execute(_NOW).scalar_one() - run.changed_at
     with transaction(engine, schema) as tx:
         in_step = tx.execute(_IDLE, its_run=id).one_or_none() is None
@@ -90,14 +90,14 @@ def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: 
 
 
 def _covered(
-    rows: Sequence[Row[tuple[object, ...]]], done: Mapping[tuple[str, Partition], int]
+    rows: Sequence[Row[tuple[object, ...]]], next_offsets: Mapping[tuple[str, Partition], int]
 ) -> Mapping[tuple[str, Partition], int]:
     """The number of staged offsets after the positions in ``done``, by partition; overlaps count once.
 
     ``rows`` are ordered by offset.
     """
     covered: dict[tuple[str, Partition], int] = {}
-    cursors = dict(done)
+    cursors = dict(next_offsets)
     for row in rows:
         key = row.consumer_group, Partition(row.topic, row.partition)
         start = max(row.from_offset, cursors.get(key, 0))

@@ -140,10 +140,10 @@ def _offsets(edges: Mapping[Partition, Edge]) -> dict[Partition, int]:
     return {partition: edge.offset for partition, edge in edges.items()}
 
 
-def _named(partitions: Collection[Partition], known: Mapping[Partition, int], problem: str) -> dict[Partition, int]:
-    if missing := [str(partition) for partition in partitions if partition not in known]:
+def _named(partitions: Collection[Partition], offsets: Mapping[Partition, int], problem: str) -> dict[Partition, int]:
+    if missing := [str(partition) for partition in partitions if partition not in offsets]:
         raise ConfigError(
             f"{problem} {', '.join(missing)}: every partition of a new topic needs a first position. Name them all in "
             "StartAt.offsets, or choose another StartAt"
         )
-    return {partition: known[partition] for partition in partitions}
+    return {partition: offsets[partition] for partition in partitions}

@@ -99,8 +99,8 @@ def hold_and_advance(
     or position are not the expected ones, before any statement of ``rows`` has run.
     """
     ordered = sorted(moves, key=lambda move: move.claim.partition)
-    held = [(*move.claim.partition, move.claim.token, move.from_offset) for move in ordered]
-    hold_them = WORKER["hold"], _holding(held, settings)
+    rows_to_hold = [(*move.claim.partition, move.claim.token, move.from_offset) for move in ordered]
+    hold_them = WORKER["hold"], _holding(rows_to_hold, settings)
     with _fencing(tx):
         advance_them = WORKER["advance"], {"transaction": None, **_moving(ordered)}
         _, (_moved, troubled) = tx.run_with([hold_them, advance_them], rows)

@@ -261,7 +261,7 @@ def admit_version(group: GroupRow, version: int) -> None:
 
 
 def claim(
-    tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition], configure: Mapping[str, Any] | None = None
+    tx: GroupConnection, claimant: Claimant, partitions: Sequence[Partition], configure: Mapping[str, Any] | None = None
 ) -> dict[Partition, Claim]:
     """Draw new tokens and return the committed positions; omits partitions with another topic id.
 
@@ -270,7 +270,7 @@ def claim(
     everything up to the tokens. It locks the group's row first, but checks that row only afterwards, so a refused claim
     must be rolled back.
     """
-    rows = [(*partition, claimant.topic_ids[partition.topic]) for partition in wanted]
+    rows = [(*partition, claimant.topic_ids[partition.topic]) for partition in partitions]
     wanted_rows = arrays(rows, "wanted_topic", "wanted_partition", "wanted_topic_id")
     drawing = {"owner": claimant.owner, **wanted_rows}
     first = [] if configure is None else [(WORKER["configure"], configure)]

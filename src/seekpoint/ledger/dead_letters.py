@@ -557,7 +557,7 @@ def _refuse_numbers(largest: int, **conditions: int | None) -> None:
     for name, number in conditions.items():
         if number is not None and abs(number) > largest:
             raise ConfigError(
-                f"{name}={number}: no dead letter has this number, the largest is {largest}; leave it out to select all"
+                f"{name}={number}: no dead letter has this number, the largest is {largest}; omit {name} to select all"
             )
 
 

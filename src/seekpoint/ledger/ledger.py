@@ -24,7 +24,7 @@ from seekpoint.ledger.schema_connection import APPLICATION
 from seekpoint.ledger.sql import GROUPS, WORKER, arrays
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.ledger.transactions import GroupTransactions, unless_locked
-from seekpoint.ledger.wait import Passed, Wanted
+from seekpoint.ledger.wait import AwaitedRecord, Passed
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.round_trip import Statement
@@ -147,7 +147,7 @@ class GroupLedger(GroupTransactions):
 
     def claim(
         self,
-        wanted: Iterable[Partition],
+        partitions: Iterable[Partition],
         topic_ids: Mapping[str, UUID],
         *,
         cluster_id: str,
@@ -155,14 +155,14 @@ class GroupLedger(GroupTransactions):
         patient: bool = True,
     ) -> Claimed:
         """Claim partitions; see :meth:`seekpoint.Ledger.claim`."""
-        wanted = sorted(wanted)
-        ids = {partition.topic: topic_ids[partition.topic] for partition in wanted}
+        partitions = sorted(partitions)
+        ids = {partition.topic: topic_ids[partition.topic] for partition in partitions}
         claimant = Claimant(
             self.group, self.owner, self.version, cluster_id, ids, self._declaration, self._accept_forgotten
         )
         self._prepare(claimant, start)
-        granted, stalled = self._claim(claimant, wanted, patient)
-        ungranted = [partition for partition in wanted if partition not in granted and partition not in stalled]
+        granted, stalled = self._claim(claimant, partitions, patient)
+        ungranted = [partition for partition in partitions if partition not in granted and partition not in stalled]
         if not ungranted and not stalled:
             return Claimed(granted, {})
         with self.begin() as tx:
@@ -266,7 +266,7 @@ class GroupLedger(GroupTransactions):
         self, topic: str, partition: int, offset: int, timeout: float = 10.0, *, topic_id: UUID | None = None
     ) -> Passed:
         """Wait until the position has passed ``offset``; see :meth:`seekpoint.Ledger.wait_until_applied`."""
-        return _wait.wait(self._plain_read, Wanted(Partition(topic, partition), offset, timeout, topic_id))
+        return _wait.wait(self._plain_read, AwaitedRecord(Partition(topic, partition), offset, timeout, topic_id))
 
     def reset_offset(
         self,
@@ -359,14 +359,14 @@ class GroupLedger(GroupTransactions):
             _claim.prepare(tx, claimant, start)
 
     def _claim(
-        self, claimant: Claimant, wanted: Sequence[Partition], patient: bool
+        self, claimant: Claimant, partitions: Sequence[Partition], patient: bool
     ) -> tuple[dict[Partition, Claim], list[Partition]]:
         """Claim all partitions in one transaction; if another one blocks that for too long, claim one by one."""
-        if patient and (claims := self._claim_together(claimant, wanted, None)) is not None:
+        if patient and (claims := self._claim_together(claimant, partitions, None)) is not None:
             return claims, []
         granted: dict[Partition, Claim] = {}
         stalled: list[Partition] = []
-        for partition in wanted:
+        for partition in partitions:
             if (claims := self._claim_together(claimant, [partition], self._short_wait)) is None:
                 stalled.append(partition)
             else:
@@ -374,8 +374,8 @@ class GroupLedger(GroupTransactions):
         return granted, stalled
 
     def _claim_together(
-        self, claimant: Claimant, wanted: Sequence[Partition], wait: float | None
+        self, claimant: Claimant, partitions: Sequence[Partition], wait: float | None
     ) -> dict[Partition, Claim] | None:
         """Claim in one transaction; None if a lock was not granted within ``wait`` seconds."""
         configuration = self._configuration(wait)
-        return unless_locked(self._transaction(), lambda tx: _claim.claim(tx, claimant, wanted, configuration))
+        return unless_locked(self._transaction(), lambda tx: _claim.claim(tx, claimant, partitions, configuration))

@@ -57,7 +57,7 @@ class Ledger:
 
     def claim(
         self,
-        wanted: Iterable[Partition],
+        partitions: Iterable[Partition],
         topic_ids: Mapping[str, UUID],
         *,
         cluster_id: str,
@@ -75,7 +75,7 @@ class Ledger:
         Raises GroupForgotten, ClusterChanged, HandlerOutdated, GroupPaused, StandbyRequired, DeclarationDiffers for the
         whole claim; a partition of a recreated topic is in ``refused``.
         """
-        return self._ledger.claim(wanted, topic_ids, cluster_id=cluster_id, start=start, patient=patient)
+        return self._ledger.claim(partitions, topic_ids, cluster_id=cluster_id, start=start, patient=patient)
 
     def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:
         """Lock the rows if claim and position are as expected, or raise Fenced; a transaction's first statement.

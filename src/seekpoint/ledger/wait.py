@@ -52,16 +52,16 @@ class Passed:
         return self.unread is None and self.state in {None, State.REPLAYED}
 
     def __str__(self) -> str:
-        place = f"{self.partition}: offset {self.offset}"
+        record = f"{self.partition}: offset {self.offset}"
         if self.unread is not None:
-            return f"{place} was not read: {self.unread}"
+            return f"{record} was not read: {self.unread}"
         if self.state is None:
-            return f"{place} was applied"
-        return f"{place} was {self.state}" + ("" if self.applied else ": it is a dead letter, and was not applied")
+            return f"{record} was applied"
+        return f"{record} was {self.state}" + ("" if self.applied else ": it is a dead letter, and was not applied")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AwaitedRecord:
     """The record to wait for, the timeout in seconds, and the topic id (None: the stored id)."""
 
     partition: Partition
@@ -92,31 +92,31 @@ class Wanted:
             ).one_or_none()
 
 
-def wait(look: Look, wanted: Wanted) -> Passed:
+def wait(look: Look, awaited: AwaitedRecord) -> Passed:
     """Wait until the position is past the offset; see :meth:`seekpoint.Ledger.wait_until_applied`."""
     began = monotonic()
-    topic_id, met = wanted.topic_id, False
+    topic_id, met = awaited.topic_id, False
     while True:
         waiting: Passed | None = None
-        row = wanted.ask(look, WAIT["passed_yet"])
+        row = awaited.ask(look, WAIT["passed_yet"])
         if row is not None:  # otherwise not claimed yet: a new group, or a new partition
             topic_id = topic_id or row.topic_id
             if row.topic_id == topic_id:
                 met = True
-                if row.next_offset > wanted.offset and (passed := _passed(look, wanted, topic_id)) is not None:
+                if row.next_offset > awaited.offset and (passed := _passed(look, awaited, topic_id)) is not None:
                     if passed.state is not State.WAITING:
                         return passed
                     waiting = passed  # the record's retry decides
-                if row.stop_kind not in {None, ENDS_BY_ITSELF} and row.next_offset <= wanted.offset:
-                    raise _stopped(look, wanted)  # the position does not move before an operator has decided
+                if row.stop_kind not in {None, ENDS_BY_ITSELF} and row.next_offset <= awaited.offset:
+                    raise _stopped(look, awaited)  # the position does not move before an operator has decided
             elif met:
-                raise _recreated(wanted, row, topic_id)
+                raise _recreated(awaited, row, topic_id)
         waited = monotonic() - began
-        if waited >= wanted.timeout:
+        if waited >= awaited.timeout:
             if waiting is not None:
-                raise _waiting(look, wanted, waiting.position)
-            raise _unclaimed(look, wanted) if row is None else _late(look, wanted, topic_id)
-        sleep(min(pause(waited), wanted.timeout - waited))
+                raise _waiting(look, awaited, waiting.position)
+            raise _unclaimed(look, awaited) if row is None else _late(look, awaited, topic_id)
+        sleep(min(pause(waited), awaited.timeout - waited))
 
 
 def pause(waited: float) -> float:
@@ -124,18 +124,18 @@ def pause(waited: float) -> float:
     return min(LONGEST, max(SHORTEST, waited * SHARE))
 
 
-def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
+def _passed(look: Look, awaited: AwaitedRecord, topic_id: UUID) -> Passed | None:
     """How the record ended; None if the position was rewound meanwhile."""
-    row = wanted.ask(look, WAIT["became"], asked_offset=wanted.offset)
-    if row is None or row.topic_id != topic_id or row.next_offset <= wanted.offset:
+    row = awaited.ask(look, WAIT["became"], asked_offset=awaited.offset)
+    if row is None or row.topic_id != topic_id or row.next_offset <= awaited.offset:
         return None
     unread, is_reset = None, row.reset_id is not None and row.reset_id > _last_begin(look)
     if is_reset and row.forwards:
         unread = f"{row.actor} reset the position past it ({row.reason})"
-    elif not is_reset and wanted.offset < row.first_offset:
+    elif not is_reset and awaited.offset < row.first_offset:
         unread = f"the group started after it, at offset {row.first_offset}"
     state = None if row.state is None else State(row.state)
-    return Passed(wanted.partition, wanted.offset, row.next_offset, state, unread)
+    return Passed(awaited.partition, awaited.offset, row.next_offset, state, unread)
 
 
 def _last_begin(look: Look) -> int:
@@ -147,7 +147,7 @@ def _last_begin(look: Look) -> int:
 # -- why a record was not passed --------------------------------------------------------------------------------
 
 
-def _unclaimed(look: Look, wanted: Wanted) -> NotApplied:
+def _unclaimed(look: Look, awaited: AwaitedRecord) -> NotApplied:
     """The error for an unclaimed partition or a wrong name, which the ledger cannot tell apart."""
     with look() as scope:
         if scope.execute(GROUPS["read"]).one_or_none() is None:
@@ -157,58 +157,58 @@ def _unclaimed(look: Look, wanted: Wanted) -> NotApplied:
                 f"group {scope.group!r} has no stored offset for the partition yet: it gets one when a worker first "
                 "claims it; look at the workers, or check the names"
             )
-    return wanted.missed(None, f"not applied within {wanted.timeout:g} s; {why}")
+    return awaited.missed(None, f"not applied within {awaited.timeout:g} s; {why}")
 
 
-def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
-    return wanted.missed(
+def _recreated(awaited: AwaitedRecord, row: Row[Any], topic_id: UUID) -> NotApplied:
+    return awaited.missed(
         row.next_offset,
-        f"topic {wanted.partition.topic!r} was recreated meanwhile: the stored offset belonged to topic id {topic_id}, "
-        f"now to {row.topic_id}. Whether a record of the old topic was applied is no longer known; for a record of the "
-        f"new one, wait again, with topic_id=UUID('{row.topic_id}')",
+        f"topic {awaited.partition.topic!r} was recreated meanwhile: the stored offset belonged to topic id "
+        f"{topic_id}, now to {row.topic_id}. Whether a record of the old topic was applied is no longer known; for a "
+        f"record of the new one, wait again, with topic_id=UUID('{row.topic_id}')",
     )
 
 
-def _stopped(look: Look, wanted: Wanted) -> NotApplied:
-    row = wanted.ask(look, WAIT["progress"])
+def _stopped(look: Look, awaited: AwaitedRecord) -> NotApplied:
+    row = awaited.ask(look, WAIT["progress"])
     if row is None or row.stop_kind in {None, ENDS_BY_ITSELF}:
         why = "its partition was stopped until just now: wait again"
-        return wanted.missed(None if row is None else row.next_offset, why)
-    return wanted.missed(
+        return awaited.missed(None if row is None else row.next_offset, why)
+    return awaited.missed(
         row.next_offset,
         f"not applied: group {row.consumer_group!r} has stopped the partition at offset {row.stop_offset} "
         f"({row.stop_message}), until an operator decides: see `seekpoint status`",
     )
 
 
-def _waiting(look: Look, wanted: Wanted, position: int) -> NotApplied:
+def _waiting(look: Look, awaited: AwaitedRecord, position: int) -> NotApplied:
     """The error for a record that the position has passed, but that still waits for its retry."""
-    row = wanted.ask(look, WAIT["waiting"], asked_offset=wanted.offset)
+    row = awaited.ask(look, WAIT["waiting"], asked_offset=awaited.offset)
     why = "its retry has just ended: wait again"
     if row is not None:
         when = f"in {format_duration(row.retry_in)}" if row.retry_in > 0 else "now"
         why = f"dead letter {row.id} waits for its retry: {row.error}; tried {row.attempts} times, and again {when}"
-    return wanted.missed(position, f"not applied within {wanted.timeout:g} s; {why}")
+    return awaited.missed(position, f"not applied within {awaited.timeout:g} s; {why}")
 
 
-def _late(look: Look, wanted: Wanted, topic_id: UUID | None) -> NotApplied:
+def _late(look: Look, awaited: AwaitedRecord, topic_id: UUID | None) -> NotApplied:
     """The error after the timeout: the position, and what the partition waits for."""
-    row = wanted.ask(look, WAIT["progress"])
+    row = awaited.ask(look, WAIT["progress"])
     if row is None:
-        return wanted.missed(None, "the partition's row was deleted meanwhile")
-    missing = wanted.offset - row.next_offset
+        return awaited.missed(None, "the partition's row was deleted meanwhile")
+    missing = awaited.offset - row.next_offset
     where = f"is at offset {row.next_offset}" + (f", {missing} offsets before it" if missing > 0 else "")
-    return wanted.missed(
+    return awaited.missed(
         row.next_offset,
-        f"not applied within {wanted.timeout:g} s; group {row.consumer_group!r} {where}. "
-        f"{_reason(wanted, row, topic_id)}",
+        f"not applied within {awaited.timeout:g} s; group {row.consumer_group!r} {where}. "
+        f"{_reason(awaited, row, topic_id)}",
     )
 
 
-def _reason(wanted: Wanted, row: Row[Any], topic_id: UUID | None) -> str:
+def _reason(awaited: AwaitedRecord, row: Row[Any], topic_id: UUID | None) -> str:
     """What the partition waits for, as far as the ledger knows."""
     if row.topic_id != topic_id:
-        accept = remedies.accept_topic(row.consumer_group, wanted.partition.topic, "--from-beginning")
+        accept = remedies.accept_topic(row.consumer_group, awaited.partition.topic, "--from-beginning")
         return (
             f"That offset belongs to topic id {row.topic_id}, the record to {topic_id}: the topic was recreated; "
             f"decide where to continue: {accept}"

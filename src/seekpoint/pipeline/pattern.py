@@ -74,12 +74,12 @@ class Pattern:
             fields = [field for part in path for field in Formatter().parse(part) if field[1] is not None]
         except ValueError as error:
             raise ConfigError(f"{owner}: {error}: write {{name}} for a group of the pattern") from None
-        known = ", ".join(f"{{{name}}}" for name in self._regex.groupindex) or "none: write (?P<name>...)"
+        group_names = ", ".join(f"{{{name}}}" for name in self._regex.groupindex) or "none: write (?P<name>...)"
         for _, name, spec, conversion in fields:
             if name in self._regex.groupindex and (spec or conversion):
                 raise ConfigError(f"{owner}: a group has no format and no conversion: write {{{name}}}")
             if name not in self._regex.groupindex:
-                raise ConfigError(f"{owner}: {{{name}}} is not a named group of {self!r}; it has {known}")
+                raise ConfigError(f"{owner}: {{{name}}} is not a named group of {self!r}; it has {group_names}")
         return [str(name) for _, name, _, _ in fields]
 
 

@@ -205,9 +205,9 @@ class HandlerConnection(Connection):
         self.begins()
         self._options = None  # options may still be set between here and BEGIN
 
-    def _misuse(self, what: str) -> NoReturn:
+    def _misuse(self, call: str) -> NoReturn:
         raise HandlerMisuse(
-            f"{self._who} called {what} on its connection: the worker commits rows and offset together, after the "
+            f"{self._who} called {call} on its connection: the worker commits rows and offset together, after the "
             f"handler returns. For a part that may fail, use `with tx.begin_nested():`"
         )
 

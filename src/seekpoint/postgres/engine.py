@@ -245,10 +245,10 @@ def _refuse_autocommit(connection: Connection) -> None:
         raise in_autocommit("engine")
 
 
-def in_autocommit(what: str) -> ConfigError:
-    """The error for an engine or a connection (``what``) whose driver commits each statement separately."""
+def in_autocommit(kind: str) -> ConfigError:
+    """The error for an engine or a connection (``kind``) whose driver commits each statement separately."""
     return ConfigError(
-        f"the {what} is in AUTOCOMMIT mode: rows and offsets could not be committed in one transaction; create it "
+        f"the {kind} is in AUTOCOMMIT mode: rows and offsets could not be committed in one transaction; create it "
         "without isolation_level and autocommit"
     )
 

@@ -198,10 +198,10 @@ class ChildProcess:
         deadline = monotonic() + timeout
         with self.changed:
             while not (outcome := reached()):
-                left = deadline - monotonic()
-                if self.has_ended or left <= 0:
+                seconds = deadline - monotonic()
+                if self.has_ended or seconds <= 0:
                     raise self.failure(f"process {self.pid} did not reach {what} in {timeout:.0f} s\n  {self.tail()}")
-                self.changed.wait(left)
+                self.changed.wait(seconds)
             return outcome
 
     def wait_for(

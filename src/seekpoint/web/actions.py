@@ -155,8 +155,8 @@ class Actions:
                 self._admin.apply(plan, reason=reason, actor=actor, wait=10.0, accept_loss=accept_loss)
             case DiscardPlan():
                 of = self._admin.dead_letters(plan.group, actor=actor)
-                done = of.discard(plan.ids, reason=reason, as_of=plan.as_of)
-                refused = [discarded for discarded in done if discarded.refusal is not None]
+                outcomes = of.discard(plan.ids, reason=reason, as_of=plan.as_of)
+                refused = [discarded for discarded in outcomes if discarded.refusal is not None]
                 if refused:
                     first = refused[0]
                     raise Fenced(

@@ -287,8 +287,8 @@ def _totals(group: GroupStatus) -> SimpleNamespace:
 
     def total(of: Callable[[PartitionStatus], float | None], join: Callable[[Sequence[float]], float]) -> float | None:
         values = [of(partition) for partition in group.partitions]
-        known = [value for value in values if value is not None]
-        return join(known) if known and len(known) == len(values) else None
+        numbers = [value for value in values if value is not None]
+        return join(numbers) if numbers and len(numbers) == len(values) else None
 
     return SimpleNamespace(
         lag=total(lambda partition: partition.lag, sum),

@@ -63,8 +63,8 @@ class DeadLetterLimitCheck:
         if dead_letter is not None:
             most = self._limits.consecutive
             if most is not None and self._retried.get(partition, 0) >= most:
-                what = f"more than {most} waiting records in a row failed on every attempt"
-                raise _too_many(dead_letter, what, "consecutive")
+                problem = f"more than {most} waiting records in a row failed on every attempt"
+                raise _too_many(dead_letter, problem, "consecutive")
             self._require_ratio(counts, self._limits.ratio, dead_letter)
         return counts
 
@@ -135,10 +135,10 @@ def _by_offset(dead_letters: Sequence[NewDeadLetter]) -> dict[Partition, dict[in
     return failed
 
 
-def _too_many(last: NewDeadLetter, what: str, limit: str) -> TooManyDeadLetters:
+def _too_many(last: NewDeadLetter, problem: str, limit: str) -> TooManyDeadLetters:
     record = last.record
     return TooManyDeadLetters(
-        f"{what}: the worker stops before these records instead of dead-lettering the whole topic. The last one is "
+        f"{problem}: the worker stops before these records instead of dead-lettering the whole topic. The last one is "
         f"{record.topic}/{record.partition} at offset {record.offset}: {last.failure.error}. Fix the handler, "
         f"the codec or the table and start again; or raise DeadLetterLimits({limit}=...)"
     )

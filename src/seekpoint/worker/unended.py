@@ -18,9 +18,9 @@ def unended(group: str, user_code: str | None, thread: int, grace: float, *, is_
     """The message. ``user_code`` is the user's code that runs now, if any; ``is_open``: the worker is in its group."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 -- its documented name
     line = running_line(frame) if frame is not None else None
-    place = "" if line is None else f", and is at {line}"
+    location = "" if line is None else f", and is at {line}"
     late = f"has not returned within {grace:g} s after the worker was asked to stop" if grace else "was aborted"
-    message = f"group {group!r}: {user_code or 'the worker'} {late}{place}"
+    message = f"group {group!r}: {user_code or 'the worker'} {late}{location}"
     if not is_open:  # still starting: the worker waits for its servers
         return message
     return (

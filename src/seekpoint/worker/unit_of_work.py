@@ -213,7 +213,7 @@ class Committer:
     ) -> tuple[BatchResult, list[Claim], BatchCounts]:
         """Hold, apply, insert dead letters, advance, and record attempts."""
         expected = self._owner.expected(batch.buffer.starts)
-        held, dead_keys = self._hold(tx, expected)
+        transaction, dead_keys = self._hold(tx, expected)
         batch.buffer.held = frozenset(entry.claim.partition for entry in expected)
         batch = batch.blocking(dead_keys)
         if self._pipeline.retry_order != "partition" and (mode.is_bisecting or dead_keys):
@@ -227,7 +227,7 @@ class Committer:
         self._announce(events.Applied(records=result.applied))
         counts = self.limits.check(result, result.applied)
         self._insert_dead_letters(tx, result)
-        moved = self._ledger.advance(tx, result.moves, held, rows) if result.moves else []
+        moved = self._ledger.advance(tx, result.moves, transaction, rows) if result.moves else []
         self._record_suspect_part(tx, result)
         self._record_attempts(tx, result)
         return result, moved, counts
@@ -249,16 +249,16 @@ class Committer:
 
     def _hold(self, tx: HandlerConnection, expected: Sequence[Expected]) -> tuple[str, DeadKeys | None]:
         """Hold the partitions that the batch may read; with key order, also find the keys that dead letters block."""
-        held = self._ledger.hold(tx, expected)
+        transaction = self._ledger.hold(tx, expected)
         self._announce(events.Held(partitions=len(expected)))
         if not self._pipeline.keep_key_order:
-            return held, None
-        return held, self._dead_letters.open_keys(tx, [entry.claim.partition for entry in expected])
+            return transaction, None
+        return transaction, self._dead_letters.open_keys(tx, [entry.claim.partition for entry in expected])
 
-    def _room(self, tx: HandlerConnection, held: Sequence[Partition]) -> dict[Partition, int]:
+    def _room(self, tx: HandlerConnection, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """How many more records of each held partition may wait for retries."""
-        waiting = self._dead_letters.count_waiting(tx, held)
-        return {partition: self._ledger.limits.waiting - waiting[partition] for partition in held}
+        waiting = self._dead_letters.count_waiting(tx, partitions)
+        return {partition: self._ledger.limits.waiting - waiting[partition] for partition in partitions}
 
     def _recover(self, error: Exception, batch: OpenBatch, mode: Mode) -> Mode | None:
         """Recover from an error; returns the mode of the next attempt, None if no attempt would help."""

@@ -138,9 +138,7 @@ class Worker:
         if self._partitions is None:
             return
         if not self._partitions:
-            raise ConfigError(
-                "partitions= is empty: name at least one (topic, number), or leave it out to join the group"
-            )
+            raise ConfigError("partitions= is empty: name at least one (topic, number), or omit it to join the group")
         if self.pipeline.pattern is not None:
             raise ConfigError(
                 f"partitions= is a fixed list, and {self.pipeline.pattern!r} finds topics: name them in topics="

@@ -108,7 +108,7 @@ def test_it_begins_at_the_end_or_at_an_offset_or_where_the_group_is(streams: Str
 def test_what_a_stream_does_not_take_is_refused_in_words(streams: Streams) -> None:
     name = streams.archived_group.topic()
     options = {"subscribe": name, "startingOffsets": "earliest"}
-    assert "endingOffsets: a stream has no end; leave it out" in streams.refused(**options, endingOffsets="latest")
+    assert "endingOffsets: a stream has no end; omit it" in streams.refused(**options, endingOffsets="latest")
     assert "maxTriggerDelay limits how long minOffsetsPerTrigger waits" in streams.refused(
         **options, maxTriggerDelay="1m"
     )

@@ -98,10 +98,10 @@ def require_no_held_keys(scope: GroupConnection, pipeline: Pipeline, ids: Mappin
     """Raise BatchRefused if open dead letters may block later records of their keys: only workers block those."""
     if not pipeline.keep_key_order:
         return
-    held = scope.execute(BATCH["held_keys"], topic_ids=list(ids.values())).scalar_one()
-    if held:
+    count = scope.execute(BATCH["held_keys"], topic_ids=list(ids.values())).scalar_one()
+    if count:
         why = (
-            f"group {pipeline.group!r} has {held} open dead letters, and only workers can block later records of "
+            f"group {pipeline.group!r} has {count} open dead letters, and only workers can block later records of "
             "their keys: replay or discard them first (`seekpoint dead-letters`)"
         )
         raise BatchRefused([why])

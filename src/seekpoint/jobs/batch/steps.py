@@ -103,7 +103,7 @@ class BatchSteps:
         """Return the published batch's result, and drop its staged tables."""
         try:
             with transaction(driver.engine, driver.schema) as tx:
-                done = BatchDone(driver.run.id, **totals(Step(tx, driver.run), self.source, self.rows_of))
+                result = BatchDone(driver.run.id, **totals(Step(tx, driver.run), self.source, self.rows_of))
             Runs(driver.engine, driver.schema, driver.limits).drop(driver.run.id)
         except Exception as error:
             error.add_note(
@@ -111,7 +111,7 @@ class BatchSteps:
                 "`seekpoint reload sweep`, drops what it staged"
             )
             raise
-        return done
+        return result
 
 
 def refusal(error: Exception) -> BatchRefused | None:

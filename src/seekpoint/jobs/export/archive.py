@@ -79,9 +79,9 @@ class Archive:
     def require_known(self) -> None:
         """Raise ConfigError, listing the known archives, if no export wrote to this root: it is probably misspelled."""
         with manifest_of(self) as tx:
-            known = tx.roots()
-        if self.name not in known:
-            others = f"it knows {', '.join(known)}" if known else "nothing was exported yet (`seekpoint export`)"
+            roots = tx.roots()
+        if self.name not in roots:
+            others = f"it knows {', '.join(roots)}" if roots else "nothing was exported yet (`seekpoint export`)"
             raise ConfigError(
                 f"the ledger in schema {self.schema!r} knows no archive {self.root}: {others}; "
                 "name it as the export did"
@@ -130,12 +130,12 @@ class Archive:
 
         since = datetime.now(UTC) - older_than
         with manifest_of(self) as tx:
-            known, runs = tx.known(), tx.runs()
+            files_of_manifest, runs = tx.known(), tx.runs()
         files = []
         for file, written in self.storage.files():
             parsed = range_of(file)
             is_old = not older_than or (written is not None and written <= since)
-            if file not in known and parsed is not None and parsed[1] in runs and is_old:
+            if file not in files_of_manifest and parsed is not None and parsed[1] in runs and is_old:
                 files.append(file)
         tables = {topic: files_of_table(self.storage, topic) for topic in set(map(_topic_of, files))}
         return sorted(file for file in files if file not in tables[_topic_of(file)])
@@ -188,20 +188,20 @@ class ArchivedReader:
         if self._archive is None:
             yield from read_range(self._kafka, range_)
             return
-        checks, left = RangeChecks(self._kafka), range_
-        while left.start < left.end:
-            log_start = min(max(_log_start(checks, left), left.start), left.end)
-            yield from self._archive.read_range(replace(left, end=log_start))
-            left = replace(left, start=log_start)
-            position = left.start
+        checks, remaining = RangeChecks(self._kafka), range_
+        while remaining.start < remaining.end:
+            log_start = min(max(_log_start(checks, remaining), remaining.start), remaining.end)
+            yield from self._archive.read_range(replace(remaining, end=log_start))
+            remaining = replace(remaining, start=log_start)
+            position = remaining.start
             try:
-                for piece in read_range(self._kafka, left):
+                for piece in read_range(self._kafka, remaining):
                     yield piece
                     position = offsets_of(piece.records)[-1] + 1
                 return
             except RangeLost:
-                left = replace(left, start=position)
-                if _log_start(checks, left) <= position:
+                remaining = replace(remaining, start=position)
+                if _log_start(checks, remaining) <= position:
                     raise  # not caused by retention
 
 

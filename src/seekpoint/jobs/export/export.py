@@ -158,9 +158,9 @@ class Export:
         if not behind:
             return {}
         checks = RangeChecks(self.kafka)
-        asked = checks.ask({position.partition.topic for position in behind})
+        topics = checks.ask({position.partition.topic for position in behind})
         for position in behind:
-            checks.check(asked, position.partition, position.topic_id, position.next_offset)
+            checks.check(topics, position.partition, position.topic_id, position.next_offset)
         starts = checks.readable.starts([position.partition for position in behind])
         return {partition: edge.offset for partition, edge in starts.items()}
 
@@ -272,10 +272,10 @@ def in_topics(
             f"the ledger in schema {ledger.schema!r} has no offsets of group {ledger.group!r}: correct the name or the "
             "schema (GroupLedger(engine, group, schema=...)), or start a worker once"
         )
-    known = {position.partition.topic for position in positions}
-    wanted = known if topics is None else {topics} if isinstance(topics, str) else set(topics)
-    if strange := sorted(wanted - known):
+    read_topics = {position.partition.topic for position in positions}
+    selected = read_topics if topics is None else {topics} if isinstance(topics, str) else set(topics)
+    if strange := sorted(selected - read_topics):
         raise ConfigError(
-            f"group {ledger.group!r} has no offsets of {', '.join(strange)}; it reads {', '.join(sorted(known))}"
+            f"group {ledger.group!r} has no offsets of {', '.join(strange)}; it reads {', '.join(sorted(read_topics))}"
         )
-    return [position for position in positions if position.partition.topic in wanted]
+    return [position for position in positions if position.partition.topic in selected]

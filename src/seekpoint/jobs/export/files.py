@@ -130,8 +130,8 @@ def read(storage: Storage, entry: Entry, start: int, end: int) -> Iterator[Piece
             stream.seek(0)
         file = pq.ParquetFile(stream, pre_buffer=False, page_checksum_verification=True)
         _require_its_own(storage, entry, file)
-        wanted = [n for n in range(file.num_row_groups) if _overlaps(file.metadata.row_group(n), start, end)]
-        for batch in file.iter_batches(CHUNK, wanted):
+        row_groups = [n for n in range(file.num_row_groups) if _overlaps(file.metadata.row_group(n), start, end)]
+        for batch in file.iter_batches(CHUNK, row_groups):
             if piece := _piece(entry.partition, batch, start, end):
                 yield piece
 

@@ -47,10 +47,10 @@ class BoundFrame(BoundRows):
     def rows(self, records: DataFrame, inputs: Mapping[str, DataFrame]) -> DataFrame:
         """The function's result for these records. Raises FrameFailed if it raises, or its columns or types change."""
         rows = rows_of(self.name, self.frame, records, inputs)
-        wanted = [column for column, _ in self.written]
-        if missing := [column for column in wanted if column not in rows.columns]:
+        columns = [column for column, _ in self.written]
+        if missing := [column for column in columns if column not in rows.columns]:
             raise FrameFailed(f"{self.name} has no column {missing[0]!r} this time: return the same columns each time")
-        for column in wanted:
+        for column in columns:
             kind, first = rows.schema[column].dataType.simpleString(), self.types[column].simpleString()
             if kind != first:
                 raise FrameFailed(

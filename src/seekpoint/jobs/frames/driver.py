@@ -197,15 +197,15 @@ class FrameDriver:
 
     def _claim(self, brokers: Brokers) -> None:
         """Claim partitions that are not claimed yet. Raises Fenced if a claim is no longer the ledger's."""
-        held = self._claims if self._is_current else {}
-        tokens = {row.partition: row.token for row in self.ledger.read()} if held else {}
-        for partition, claim in held.items():
+        claims = self._claims if self._is_current else {}
+        tokens = {row.partition: row.token for row in self.ledger.read()} if claims else {}
+        for partition, claim in claims.items():
             if tokens.get(partition) != claim.token:
                 raise Fenced(f"{partition} was claimed, reset or paused since this driver claimed it")
-        wanted = [partition for partition in brokers.partitions if partition not in held]
+        unclaimed = [partition for partition in brokers.partitions if partition not in claims]
         # Keeps earlier claims until the new ones are granted, and granted claims even if others are refused: end()
         # releases all of them, so that the next claim does not count a crash.
-        claimed(self.ledger, brokers, wanted, self._claims.update, self.stopping.wait)
+        claimed(self.ledger, brokers, unclaimed, self._claims.update, self.stopping.wait)
         if not self._is_current:
             self._claims = {partition: self._claims[partition] for partition in brokers.partitions}
             end_abandoned(self.engine, self._schema, self.group, self._limits)

@@ -168,5 +168,5 @@ def _require_as_it_is(query: StreamingQuery) -> None:
     operators = [re.split(r"[ \[]", line.removeprefix("~"))[0] for line in lines if line.startswith("~")]
     between = [operator for operator in operators[1:-1] if operator != "SubqueryAlias"]
     if operators[-1:] != [_SOURCE] or between:
-        what = f"the query has the operators {', '.join(between)}" if between else "the query's plan cannot be read"
-        raise ConfigError(f"{what}: give foreachBatch the stream as it is, and select and filter in the frames")
+        problem = f"the query has the operators {', '.join(between)}" if between else "the query's plan cannot be read"
+        raise ConfigError(f"{problem}: give foreachBatch the stream as it is, and select and filter in the frames")

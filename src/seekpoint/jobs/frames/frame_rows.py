@@ -83,17 +83,17 @@ class FrameRows(StagedRows):
         )
         for place, offset in duplicates:
             frame = self._frame(target)
-            what = "" if offset is None else f" of the record at {frame.partitions[place]} offset {offset}"
+            origin = "" if offset is None else f" of the record at {frame.partitions[place]} offset {offset}"
             remedy = (
                 f"make one row of each key ({', '.join(target.key)}), or name a column that orders them (order_by=)"
             )
             if target.order_by is not None:
-                what += f", with equal values of {target.order_by!r}"
+                origin += f", with equal values of {target.order_by!r}"
                 remedy = f"give the rows of one key ({', '.join(target.key)}) different values"
                 if offset is None:
                     remedy += ", or keep the record's partition and offset: then the row of the later record is newer"
             raise ReloadRefused(
-                [f"{frame.frame} makes several rows of one key{what}, and nothing says which is the newest: {remedy}"]
+                [f"{frame.frame} makes several rows of one key{origin}, and nothing says which is the newest: {remedy}"]
             )
 
     def shown(self, target: Target) -> str:

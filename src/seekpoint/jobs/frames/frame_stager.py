@@ -64,8 +64,8 @@ class FrameStager:
             self._write(plan, packs)
         except (FrameFailed, ConfigError) as error:
             within = ", ".join(map(str, ranges))
-            what = f"{error.text}. Nothing of {within} is written, and the positions have not moved"
-            raise (FrameFailed if isinstance(error, FrameFailed) else ConfigError)(what) from error
+            problem = f"{error.text}. Nothing of {within} is written, and the positions have not moved"
+            raise (FrameFailed if isinstance(error, FrameFailed) else ConfigError)(problem) from error
         read = self._read(run.id)
         if unread := [piece for piece in chain.from_iterable(packs) if piece not in read]:
             # Spark may not read records of which it knows that they make no rows, but must find their dead letters
@@ -151,8 +151,8 @@ class FrameStager:
                 if monotonic() - logged >= LOG_SECONDS:
                     logged = monotonic()
                     done, begun = job.tasks()
-                    what = f"{done} of {begun} tasks are done" if begun else "no task has started"
-                    logger.info("group %s: %s", shown, what)
+                    progress = f"{done} of {begun} tasks are done" if begun else "no task has started"
+                    logger.info("group %s: %s", shown, progress)
                 self._raise_reported(plan)
                 executors.check()
         except SeekpointError:

@@ -192,13 +192,13 @@ def _files_now(engine: Engine, schema: str, input_: Input) -> Files:
         }
         for column in input_.columns:
             if current.get(column.name) != column:
-                what = (
+                difference = (
                     f"has the type {current[column.name].spark.simpleString()}"
                     if column.name in current
                     else "is missing"
                 )
                 raise ConfigError(
-                    f"inputs: {input_.name!r}: its column {column.name!r} {what} now, and was "
+                    f"inputs: {input_.name!r}: its column {column.name!r} {difference} now, and was "
                     f"{column.spark.simpleString()} at the start: run the pipeline again, which uses the table as it is"
                 )
         try:

@@ -170,9 +170,9 @@ def _refusal(name: str) -> str:
             f"its plan has the operator {name}, which may not work row by row: its result may depend on where "
             "micro-batches begin and end. Use select, where, withColumn, explode, union, join or mapInArrow instead"
         )
-    what = f"{_MEANING[name]}, so its result depends on where micro-batches begin and end"
+    meaning = f"{_MEANING[name]}, so its result depends on where micro-batches begin and end"
     sums = ", or let the sink aggregate (Accumulate)" if name in {"Aggregate", "Pivot"} else ""
-    return f"{what} (operator {name}). Make each row from one record{sums}"
+    return f"{meaning} (operator {name}). Make each row from one record{sums}"
 
 
 def analyzed(explained: str) -> Operator | None:

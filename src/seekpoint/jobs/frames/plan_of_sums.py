@@ -183,13 +183,13 @@ def _require_ansi(rows: DataFrame, sink: Accumulate) -> None:
 def _lists(text: str) -> Iterator[str]:
     """The texts between outermost brackets. Raises ConfigError for unbalanced ones."""
     depth, start = 0, 0
-    for place, sign in enumerate(text):
+    for index, sign in enumerate(text):
         if sign == "[":
-            depth, start = depth + 1, start if depth else place + 1
+            depth, start = depth + 1, start if depth else index + 1
         elif sign == "]":
             depth -= 1
             if depth == 0:
-                yield text[start:place]
+                yield text[start:index]
             if depth < 0:
                 raise _unreadable(text)
     if depth:
@@ -199,11 +199,11 @@ def _lists(text: str) -> Iterator[str]:
 def _items(text: str) -> list[str]:
     """Split a list into its expressions."""
     items, depth, start = [], 0, 0
-    for place, sign in enumerate(text):
+    for index, sign in enumerate(text):
         depth += (sign in "([{") - (sign in ")]}")
-        if depth == 0 and text.startswith(", ", place):
-            items.append(text[start:place])
-            start = place + 2
+        if depth == 0 and text.startswith(", ", index):
+            items.append(text[start:index])
+            start = index + 2
     if depth:
         raise _unreadable(text)
     return [*items, text[start:]] if text else []
@@ -224,10 +224,10 @@ def _is_literal(expression: str) -> bool:
 def _is_closed(call: str) -> bool:
     """Whether the last parenthesis closes the first one."""
     depth = 0
-    for place, sign in enumerate(call):
+    for index, sign in enumerate(call):
         depth += (sign == "(") - (sign == ")")
         if depth == 0:
-            return place == len(call) - 1
+            return index == len(call) - 1
     return False
 
 

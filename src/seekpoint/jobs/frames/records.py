@@ -96,8 +96,8 @@ def _read(engine: Engine, plan: Plan, range_: Range, decoder: RawDecoder) -> Ite
         failed: list[NewDeadLetter] = []
         count = 0
         for records, unreadable in in_batches(read_range(resolved(plan["kafka"]), range_), ROWS):
-            wanted = [record for record in edited(records, edits) if not left_out(record)]
-            batch, failures = decoder.batch(wanted, unreadable)
+            applicable = [record for record in edited(records, edits) if not left_out(record)]
+            batch, failures = decoder.batch(applicable, unreadable)
             failed += failures
             count += batch.num_rows
             if batch.num_rows:

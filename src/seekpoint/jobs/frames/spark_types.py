@@ -101,7 +101,7 @@ def misfit(name: str, kind: DataType, column: ColumnType, allowed: Conversions) 
         ways.append("give the sink timezone='UTC'")
     elif _holds(kind, column, Conversions(True, allowed.timezone)):
         ways.append("give the sink round=True")
-    return ", or ".join(ways) or "leave it out"
+    return ", or ".join(ways) or "omit it"
 
 
 def _holds(kind: DataType, column: ColumnType, allowed: Conversions) -> bool:

@@ -43,15 +43,15 @@ class FramesDone:
     offsets: Mapping[str, int]
     dead_letters: int
 
-    def plus(self, done: BatchDone) -> FramesDone:
+    def plus(self, batch: BatchDone) -> FramesDone:
         """The result with one more micro-batch."""
-        rows = {table: self.rows.get(table, 0) + count for table, count in done.rows.items()}
+        rows = {table: self.rows.get(table, 0) + count for table, count in batch.rows.items()}
         return FramesDone(
             self.micro_batches + 1,
-            self.records + done.records,
+            self.records + batch.records,
             {**self.rows, **rows},
-            {**self.offsets, **done.offsets},
-            self.dead_letters + done.dead_letters,
+            {**self.offsets, **batch.offsets},
+            self.dead_letters + batch.dead_letters,
         )
 
 
@@ -121,20 +121,20 @@ def run(
 
 def _available_now(driver: FrameDriver) -> FramesDone:
     """Run micro-batches up to the present ends of the log."""
-    ends, done = driver.ends(), NOTHING
+    ends, total = driver.ends(), NOTHING
     while not driver.stopping.is_set() and (batch := driver.step(ends)) is not None:
-        done = _add(driver, done, batch)
-    return replace(done, offsets=driver.offsets())
+        total = _add(driver, total, batch)
+    return replace(total, offsets=driver.offsets())
 
 
-def _add(driver: FrameDriver, done: FramesDone, batch: BatchDone) -> FramesDone:
+def _add(driver: FrameDriver, total: FramesDone, batch: BatchDone) -> FramesDone:
     logger.info("group %s: micro-batch of %d records, now at %s", driver.group, batch.records, dict(batch.offsets))
-    return done.plus(batch)
+    return total.plus(batch)
 
 
 def _stream(driver: FrameDriver, trigger: float) -> FramesDone:
     """Run micro-batches until the driver is stopped. Raises Fenced if another driver or worker has replaced it."""
-    done, attempt = NOTHING, 0
+    total, attempt = NOTHING, 0
     fenced: Fenced | None = None
     while not driver.stopping.is_set():
         began, state, trouble = monotonic(), "running", None
@@ -143,7 +143,7 @@ def _stream(driver: FrameDriver, trigger: float) -> FramesDone:
                 raise fenced
             fenced = None
             if (batch := driver.step()) is not None:
-                done = _add(driver, done, batch)
+                total = _add(driver, total, batch)
         except GroupPaused as paused:
             state, trouble = "paused", str(paused)
         except Fenced as error:
@@ -162,4 +162,4 @@ def _stream(driver: FrameDriver, trigger: float) -> FramesDone:
         else:
             wait = 0.0 if driver.has_more else trigger - (monotonic() - began)
         driver.wait(wait, state, trouble)
-    return done
+    return total

@@ -63,22 +63,22 @@ def claimed(
     Raises Fenced if ``wait`` returns true while a partition is locked, PartitionStopped for a refused partition, and
     the errors of a claim.
     """
-    wanted, is_announced = list(partitions), False
-    while wanted:
-        answer = ledger.claim(wanted, brokers.ids, cluster_id=brokers.cluster_id, start=start or brokers.start)
+    unclaimed, is_announced = list(partitions), False
+    while unclaimed:
+        answer = ledger.claim(unclaimed, brokers.ids, cluster_id=brokers.cluster_id, start=start or brokers.start)
         keep(answer.granted)
         for stop in answer.refused.values():
             raise stop
-        wanted = list(answer.stalled)
-        if wanted and not is_announced:
+        unclaimed = list(answer.stalled)
+        if unclaimed and not is_announced:
             is_announced = True
             logger.info(
                 "group %s: another owner's transaction has locked %s; the claim waits for its end",
                 ledger.group,
-                ", ".join(map(str, wanted)),
+                ", ".join(map(str, unclaimed)),
             )
-        if wanted and wait(1.0):
-            raise Fenced(f"{wanted[0]} is locked by another owner's transaction")
+        if unclaimed and wait(1.0):
+            raise Fenced(f"{unclaimed[0]} is locked by another owner's transaction")
 
 
 def end_abandoned(engine: Engine, schema: str, group: str, limits: Limits) -> None:
@@ -211,11 +211,11 @@ def _refused(within: str, frames: Sequence[str], error: Exception) -> Exception 
     if isinstance(error, Fenced):
         return None
     if is_data_error(error):
-        what = one_line(error)
+        problem = one_line(error)
         if not notes(error):  # a deferred constraint
-            what += f"; at the COMMIT of {', '.join(frames)}"
+            problem += f"; at the COMMIT of {', '.join(frames)}"
         return FrameFailed(
-            f"the database refuses rows that tasks could stage ({what}): make rows "
+            f"the database refuses rows that tasks could stage ({problem}): make rows "
             f"that the table accepts. Nothing of {within} is written, and the positions have not moved"
         )
     return refusal(error)

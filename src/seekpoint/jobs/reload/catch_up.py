@@ -179,16 +179,16 @@ class CatchUp:
         self, group: str, positions: Mapping[Partition, StagedPosition], ids: Mapping[str, UUID]
     ) -> RangeFollower:
         """A group's open consumer; a new one after a change of its partitions, or an error."""
-        wanted = {partition: position.next_offset for partition, position in positions.items()}
+        next_offsets = {partition: position.next_offset for partition, position in positions.items()}
         follower = self._followers.get(group)
-        if follower is not None and follower.positions == wanted:
+        if follower is not None and follower.positions == next_offsets:
             return follower
-        if follower is not None and follower.positions.keys() == wanted.keys():
-            follower.reassign(wanted)  # the records that it has read were rolled back
+        if follower is not None and follower.positions.keys() == next_offsets.keys():
+            follower.reassign(next_offsets)  # the records that it has read were rolled back
             return follower
         if follower is not None:
             follower.close()
-        self._followers[group] = follower = RangeFollower(self._kafka, ids, wanted)
+        self._followers[group] = follower = RangeFollower(self._kafka, ids, next_offsets)
         return follower
 
     def _replayed(self, tx: Step, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:

@@ -133,8 +133,10 @@ def close_unchanged(driver: Driver, sources: Iterable[PipelineSource]) -> CutOve
         driver.transition(tx, "cut_over")
         _declare(tx, sources)
         for group in sorted(tx.run.groups):
-            done = f"reload {tx.run.id}, no row differed: {tx.run.reason}"
-            record_action(GroupConnection(tx.connection, tx.schema, group), "cut-over", actor=tx.run.actor, reason=done)
+            reason = f"reload {tx.run.id}, no row differed: {tx.run.reason}"
+            record_action(
+                GroupConnection(tx.connection, tx.schema, group), "cut-over", actor=tx.run.actor, reason=reason
+            )
     return CutOver(0.0, 0, 0, 1)
 
 
@@ -149,19 +151,19 @@ def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
 def _too_long(
     driver: Driver, passes: PublishedPasses, waits: list[float], plan: Plan, *, by_others: bool
 ) -> CutOverRefused:
-    seen = f"{len(waits)} attempts were rolled back after {', '.join(f'{wait:.1f} s' for wait in waits)}"
+    attempts = f"{len(waits)} attempts were rolled back after {', '.join(f'{wait:.1f} s' for wait in waits)}"
     predicted = "" if plan.predicted is None else f" ({plan.predicted:.1f} s were predicted)"
     if by_others and max(waits) < plan.bounds.max_wait:
         resume = plan.bounds.resume or f"seekpoint reload resume {driver.run.id}"
         reason = (
-            f"another session has locked a row that the merge changes, and workers must not wait for it: {seen}"
+            f"another session has locked a row that the merge changes, and workers must not wait for it: {attempts}"
             f"{predicted}: end its transaction, then `{resume}`"
         )
         return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
     with driver.step("compared", "catching_up") as tx:
         how = f"; {others(tx, passes.targets)}" if driver.run.strategy == "merge" else ""
     reason = (
-        f"workers would wait longer than the allowed {plan.bounds.max_wait:g} s: {seen}{predicted}: "
+        f"workers would wait longer than the allowed {plan.bounds.max_wait:g} s: {attempts}{predicted}: "
         f"{allow_wait(driver, max(waits), plan.bounds)}{how}"
     )
     return CutOverRefused([reason], predicted=plan.predicted, waits=waits)

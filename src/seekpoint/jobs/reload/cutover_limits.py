@@ -89,9 +89,9 @@ class Budget:
 
     def bound(self, connection: Connection, *, lock_wait: float | None = None) -> None:
         """Limit each of the next statements to the time left, and its waits for locks to ``lock_wait`` seconds."""
-        left = self.left
+        seconds = self.left
         # No lock_timeout of the same length: it would be chance which of two equal timeouts Postgres reports.
-        lock = 0 if lock_wait is None or lock_wait >= left else lock_wait
-        times = {"left": f"{max(1, round(left * 1000))}ms", "lock": f"{round(lock * 1000)}ms"}
+        lock = 0 if lock_wait is None or lock_wait >= seconds else lock_wait
+        times = {"left": f"{max(1, round(seconds * 1000))}ms", "lock": f"{round(lock * 1000)}ms"}
         both = "SELECT set_config('statement_timeout', {left}, true), set_config('lock_timeout', {lock}, true)"
         run(connection, both, **times)

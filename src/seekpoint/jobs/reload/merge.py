@@ -246,13 +246,13 @@ def _rewrite(tables: StagingTables, statements: Sequence[str], *, bound: Callabl
         "if_other_key": "AND {other_key}",
         "unless_live": "AND NOT EXISTS (SELECT FROM {live} AS live WHERE {same})",
     }
-    known = tables.parts | {
+    common_parts = tables.parts | {
         "other_values": distinct(others, "live", "built"),
         "other_key": distinct(target.inexact_key, "live", "built"),
     }
     prepared: dict[str, Part] = {**kinds, **dict.fromkeys(optional, ident.SQL(""))}
     touched = dict.fromkeys(kinds, "touched") | {
-        part: composed(template, **known) for part, template in optional.items()
+        part: composed(template, **common_parts) for part, template in optional.items()
     }
     # Set key columns only in rows whose key differs: triggers and column privileges depend on the columns in SET.
     changing = {_UPDATE: others, _UPDATE_KEY: [*target.inexact_key, *others] if target.inexact_key else []}

@@ -157,7 +157,7 @@ def reaches(tables: StagingTables, bounds: Bounds, *, deletes: int, touched: boo
 
 def _changed(tables: StagingTables, columns: Sequence[str], *, touched: bool) -> int:
     """The number of live rows whose values in these columns would change."""
-    if not (wanted := [column for column in differing(tables.target, columns) if column in tables.columns]):
+    if not (rebuilt := [column for column in differing(tables.target, columns) if column in tables.columns]):
         return 0
     return int(
         tables.value(
@@ -165,7 +165,7 @@ def _changed(tables: StagingTables, columns: Sequence[str], *, touched: bool) ->
             "WHERE diff.{kind} IN ('different', {different_key}, {touched_kind}) AND {distinct}",
             different_key=DIFFERENT_KEY,
             touched_kind="touched" if touched else None,
-            distinct=distinct(wanted, "live", "built"),
+            distinct=distinct(rebuilt, "live", "built"),
         )
     )
 

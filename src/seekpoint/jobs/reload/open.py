@@ -66,15 +66,15 @@ def open_run(
         tx.execute(GROUPS["alone"], name=f"seekpoint reload {runs.schema}")
         # A worker that raises a version looks for open runs under its group's lock: it has committed before, or sees
         # this run.
-        known = {row.name: row for row in tx.execute(RELOAD_RUN["share_groups"], groups=groups)}
-        reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
+        groups_by_name = {row.name: row for row in tx.execute(RELOAD_RUN["share_groups"], groups=groups)}
+        reasons = [reason for source in sources for reason in _of_version(source, groups_by_name.get(source.group))]
         if reasons := reasons + of_runs(tx, [target.name for target in tables]):
             raise ReloadRefused(reasons)
         prefix = "seekpoint_reload_"
         if strategy in COMPARED:  # a swap publishes the rebuilt tables themselves, so they must be logged
             prefix = prefix_of(tx.connection, prefix)
         prefix += FRAMES_MARK if of_frames else ""
-        versions = [known[source.group].version for source in sources]
+        versions = [groups_by_name[source.group].version for source in sources]
         why: dict[str, Any] = {"actor": actor, "reason": reason, "archive": archive}
         insert_run(tx, run, sources, tables, versions, strategy=strategy, prefix=prefix, **why)
         tx.add_positions(run, [position_of(row, end=row.next_offset) for row in ending_at(offsets, ends or {})])
@@ -105,12 +105,12 @@ def checked(
         tables = targets(tx.connection, sources)
         for source in sources:
             check_values(tx.connection, source.pipeline)
-        known = {row.name: row for row in tx.execute(STATUS["groups"])}
+        groups_by_name = {row.name: row for row in tx.execute(STATUS["groups"])}
         offsets = tx.execute(RELOAD_RUN["offsets"], groups=groups).all()
         reasons = of_rights(tx.connection) + _of_groups(
-            tx, sources, known, offsets, tables, strategy=strategy, of_frames=of_frames
+            tx, sources, groups_by_name, offsets, tables, strategy=strategy, of_frames=of_frames
         )
-        reasons += _of_tables(tx, tables, groups, known, strategy)
+        reasons += _of_tables(tx, tables, groups, groups_by_name, strategy)
         if strategy == "merge":
             inherited = [] if bounds.allow_inheritance else tables
             reasons += [reason for target in inherited for reason in of_inheritance(tx.connection, target)]
@@ -178,7 +178,7 @@ def insert_run(
 def _of_groups(
     tx: Tx,
     sources: Sequence[PipelineSource],
-    known: Mapping[str, Row[Any]],
+    groups_by_name: Mapping[str, Row[Any]],
     offsets: Sequence[Row[Any]],
     tables: Sequence[Target],
     *,
@@ -187,7 +187,7 @@ def _of_groups(
 ) -> list[str]:
     reasons = []
     for source in sources:
-        group = known.get(source.group) if any(row.consumer_group == source.group for row in offsets) else None
+        group = groups_by_name.get(source.group) if any(row.consumer_group == source.group for row in offsets) else None
         reasons += _of_version(source, group)
         if group is not None:
             version = source.pipeline.version if strategy == "verify" else group.version  # a verify raises no version
@@ -211,11 +211,11 @@ def _of_version(source: PipelineSource, group: Row[Any] | None) -> list[str]:
 
 
 def _of_tables(
-    tx: Tx, tables: Sequence[Target], groups: Sequence[str], known: Mapping[str, Row[Any]], strategy: str
+    tx: Tx, tables: Sequence[Target], groups: Sequence[str], groups_by_name: Mapping[str, Row[Any]], strategy: str
 ) -> list[str]:
     reasons = []
     ours = {target.path for target in tables}
-    for name, group in known.items():
+    for name, group in groups_by_name.items():
         if name in groups:
             continue
         shared = sorted(

@@ -47,10 +47,10 @@ def _require_resumable(run: Run, *, of_frames: bool) -> None:
             "`Runs.abort(id, reason)`), and verify again"
         )
     if run.strategy not in BATCHES and run.is_of_frames is not of_frames:
-        what = f"rebuilds a SparkPipeline's tables: use `seekpoint spark reload MODULE:NAME --resume {run.id}`"
+        problem = f"rebuilds a SparkPipeline's tables: use `seekpoint spark reload MODULE:NAME --resume {run.id}`"
         if of_frames:
-            what = f"rebuilds a Pipeline's tables: use `seekpoint reload resume {run.id}`"
-        raise ConfigError(f"reload {run.id} {what}")
+            problem = f"rebuilds a Pipeline's tables: use `seekpoint reload resume {run.id}`"
+        raise ConfigError(f"reload {run.id} {problem}")
 
 
 def require_its_versions(run: Run, sources: Sequence[PipelineSource]) -> None:

@@ -72,10 +72,10 @@ class Bounds:
         if self._snapshot is not None:
             return sorted(self.positions)
         counts = self._checks.counts(self.topic_ids)
-        known = [Partition(topic, number) for topic in sorted(counts) for number in range(counts[topic])]
+        existing = [Partition(topic, number) for topic in sorted(counts) for number in range(counts[topic])]
         if self._options.assigned is None:
-            return known
-        if unknown := sorted(self._options.assigned - set(known)):
+            return existing
+        if unknown := sorted(self._options.assigned - set(existing)):
             raise ConfigError(
                 f"assign names {unknown[0]}, and the topic has {counts[unknown[0].topic]} partitions, numbered from 0"
             )

@@ -63,9 +63,9 @@ class TypedValue:
         ``raw`` must have headers if ``reads_records`` is true. Raises CodecUnavailable.
         """
         records = [self._decoded(record, has_headers) for record, has_headers in self._records(raw)]
-        place = raw.schema.get_field_index(_VALUE)
-        schema = raw.schema.set(place, pa.field(_VALUE, self._arrow))
-        arrays = [*raw.columns[:place], self._column(records), *raw.columns[place + 1 :]]
+        column = raw.schema.get_field_index(_VALUE)
+        schema = raw.schema.set(column, pa.field(_VALUE, self._arrow))
+        arrays = [*raw.columns[:column], self._column(records), *raw.columns[column + 1 :]]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _records(self, raw: Any) -> list[tuple[RawRecord, bool]]:

@@ -66,8 +66,8 @@ def read(
     require_no_secret(spark, None, carried)
     require_this_python(spark)
     if dead_letters not in get_args(DeadLetters):
-        known = ", ".join(map(repr, get_args(DeadLetters)))
-        raise ConfigError(f"dead_letters must be one of {known}, got {dead_letters!r}")
+        choices = ", ".join(map(repr, get_args(DeadLetters)))
+        raise ConfigError(f"dead_letters must be one of {choices}, got {dead_letters!r}")
     require_max_records(max_records)
     snapshot = read_snapshot(_ledger(ledger, group), topics)
     ranges = first_records(_ranges(snapshot.positions.values(), group, start, end), max_records)
@@ -102,8 +102,8 @@ def stored_ranges(
 def _ranges(
     positions: Collection[Position], group: str, start: Offsets | str | None, end: Offsets | str | None
 ) -> list[Range]:
-    known = {position.partition for position in positions}
-    starts, ends = _offsets("start", start, known, group), _offsets("end", end, known, group)
+    partitions = {position.partition for position in positions}
+    starts, ends = _offsets("start", start, partitions, group), _offsets("end", end, partitions, group)
     return [
         Range(
             position.partition,
@@ -121,11 +121,13 @@ def _ledger(database: Ledger | Engine | URL | str, group: str) -> GroupLedger:
     return ledger if ledger.group == group else GroupLedger(ledger.engine, group, schema=ledger.schema)
 
 
-def _offsets(name: str, bound: Offsets | str | None, known: Collection[Partition], group: str) -> dict[Partition, int]:
+def _offsets(
+    name: str, bound: Offsets | str | None, partitions: Collection[Partition], group: str
+) -> dict[Partition, int]:
     """Parse the offsets of ``start=`` or ``end=``, which may be Spark's JSON."""
     offsets = parse_spark_json(bound, f"{name}=") if isinstance(bound, str) else bound or {}
     named = {Partition(*partition): offset for partition, offset in offsets.items()}
-    if unknown := sorted(named.keys() - set(known)):
+    if unknown := sorted(named.keys() - set(partitions)):
         raise ConfigError(f"{name}= names {', '.join(map(str, unknown))}, which group {group!r} does not read")
     if negative := sorted(partition for partition, offset in named.items() if offset < 0):
         raise ConfigError(

@@ -57,5 +57,5 @@ def _unknown(name: str) -> str:
     if name.lower() == "path":
         return "writeStream has no path: name the table by the option table, and start() the query without a path"
     if name.lower().startswith("kafka."):
-        return f"{name} is an option of readStream, whose brokers the sink uses, too: leave it out here"
+        return f"{name} is an option of readStream, whose brokers the sink uses, too: omit it here"
     return f"writeStream has no option {name}: {advice_for(name, _SPELLED)}"

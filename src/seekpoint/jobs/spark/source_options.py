@@ -47,10 +47,10 @@ _JAVA_ONLY = {
     "ssl.truststore.location": "write kafka.ssl.ca.location, a file in PEM",
     "ssl.truststore.password": "write kafka.ssl.ca.location, a file in PEM",
     "ssl.truststore.type": "write kafka.ssl.ca.location, a file in PEM",
-    "key.deserializer": "leave it out: keys are binary",
-    "value.deserializer": "leave it out: values are binary, or typed with decode=module:pipeline",
-    "interceptor.classes": "leave it out",
-    "max.poll.records": "leave it out: maxRecordsPerPartition bounds a task",
+    "key.deserializer": "omit it: keys are binary",
+    "value.deserializer": "omit it: values are binary, or typed with decode=module:pipeline",
+    "interceptor.classes": "omit it",
+    "max.poll.records": "omit it: maxRecordsPerPartition bounds a task",
 }
 _GROUP = "no group is joined and nothing is committed; group= names the ledger's group whose offsets are read"
 
@@ -130,7 +130,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
     """Parse the options of a read. Raises ConfigError, which names the option and what to write instead."""
     options = _checked(options)
     if of_streams := [name for name in OF_STREAMS if name in options]:
-        raise OnlyForStreams(f"{of_streams[0]} bounds the micro-batches of a stream: leave it out, or use readStream")
+        raise OnlyForStreams(f"{of_streams[0]} bounds the micro-batches of a stream: omit it, or use readStream")
     source = _source_options(options, Bound("startingOffsets", "applied" if options.get("group") else "earliest"))
     _require_start_of_batch(source.start)
     return source
@@ -143,11 +143,9 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
     """
     options = _checked(options)
     if options.get("deadLetters", "include").lower() != "include":
-        raise ConfigError(
-            "deadLetters is about records that a group has applied, and a stream reads new ones: leave it out"
-        )
+        raise ConfigError("deadLetters selects records that a group has applied, and a stream reads new ones: omit it")
     if ending := sorted(name for name in options if name.startswith("ending")):
-        raise ConfigError(f"{ending[0]}: a stream has no end; leave it out, or use read, or Trigger.AvailableNow")
+        raise ConfigError(f"{ending[0]}: a stream has no end; omit it, or use read, or Trigger.AvailableNow")
     if "table" in options:
         raise ConfigError(f"table={options['table']} cannot be read as a stream: use read")
     least, delay = _number(options, "minOffsetsPerTrigger"), options.get("maxTriggerDelay")
@@ -166,10 +164,10 @@ def _source_options(options: Mapping[str, str], start: Bound, *, is_stream: bool
     group = options.get("group")
     for name in ("database", "ledgerSchema", *(() if is_stream else ("deadLetters",))):
         if name in options and group is None:
-            raise ConfigError(f"{name} needs a group of the ledger: give group, too, or leave {name} out")
+            raise ConfigError(f"{name} needs a group of the ledger: give group, too, or omit {name}")
     if options.get("failOnDataLoss", "true").lower() != "true":
         raise ConfigError(
-            "failOnDataLoss=false would silently skip records that retention has removed: leave it out, and begin "
+            "failOnDataLoss=false would silently skip records that retention has removed: omit it, and begin "
             "after the loss (startingOffsets=earliest, or the offsets that the error names)"
         )
     topics, assigned = _topics(options, group)
@@ -177,7 +175,7 @@ def _source_options(options: Mapping[str, str], start: Bound, *, is_stream: bool
     if "startingOffsetsByTimestampStrategy" in options and start.kind not in {"time", "times"}:
         raise ConfigError(
             "startingOffsetsByTimestampStrategy needs a time to begin at: give startingTimestamp or "
-            "startingOffsetsByTimestamp, too, or leave it out"
+            "startingOffsetsByTimestamp, too, or omit it"
         )
     return SourceOptions(
         kafka=_kafka_settings(options),
@@ -229,15 +227,15 @@ def _checked(options: Mapping[str, str]) -> dict[str, str]:
 
 def _unknown(key: str) -> str:
     if (reason := _WITHOUT_COUNTERPART.get(key.lower())) is not None:
-        return f"{key} has no counterpart here: leave it out ({reason})"
+        return f"{key} has no counterpart here: omit it ({reason})"
     return f"there is no option {key}: {advice_for(key, _SPELLED)}"
 
 
 def advice_for(unknown: str, spelled: Mapping[str, str]) -> str:
     """The remedy for an unknown option; ``spelled`` maps the options in lower case to their spelling."""
     similar = difflib.get_close_matches(unknown.lower(), spelled, 1)
-    known = ", ".join(spelled.values())
-    return f"did you mean {spelled[similar[0]]}?" if similar else f"leave it out; the options are {known}"
+    option_names = ", ".join(spelled.values())
+    return f"did you mean {spelled[similar[0]]}?" if similar else f"omit it; the options are {option_names}"
 
 
 def database_option(options: Mapping[str, str]) -> Env:
@@ -259,7 +257,7 @@ def _kafka_settings(options: Mapping[str, str]) -> dict[str, Any]:
         key, setting = option.removeprefix(_KAFKA), setting_of_option(value)
         if key in OWNED or key.startswith("group."):
             reason = OWNED[key][1] if key in OWNED else _GROUP
-            raise ConfigError(f"{option} cannot be set here: leave it out ({reason})")
+            raise ConfigError(f"{option} cannot be set here: omit it ({reason})")
         if key in _JAVA_ONLY:
             raise ConfigError(f"{option} is for the Java client, but librdkafka reads the records: {_JAVA_ONLY[key]}")
         is_login = "://" in value and "@" in value  # the user name may be a token

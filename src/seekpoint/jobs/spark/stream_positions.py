@@ -179,10 +179,10 @@ def limited(start: Mapping[Partition, int], ends: Mapping[Partition, int], most:
     lag = sum(end - start[partition] for partition, end in ends.items())
     if lag <= most:
         return dict(ends)
-    passed, taken, reduced = 0, 0, {}
+    passed, shared_out, reduced = 0, 0, {}
     for partition, end in sorted(ends.items()):
         passed += end - start[partition]
-        share = passed * most // lag - taken
+        share = passed * most // lag - shared_out
         reduced[partition] = start[partition] + share
-        taken += share
+        shared_out += share
     return reduced

@@ -100,9 +100,9 @@ class AttemptSink(Sink, SinkWriter):
             return rows
         is_partial = Partial in set(map(type, rows))
         if raw.key is None or not rows or is_partial:
-            what = "has no key" if raw.key is None else "lacks values" if is_partial else "makes no row"
+            problem = "has no key" if raw.key is None else "lacks values" if is_partial else "makes no row"
             why = (
-                f"{raw.topic}/{raw.partition} offset {raw.offset} {what}, and {self._sink!r} is declared with "
+                f"{raw.topic}/{raw.partition} offset {raw.offset} {problem}, and {self._sink!r} is declared with "
                 "compacted=True: each record's key must be one row's key; remove compacted=True, and rebuild the "
                 "table from a topic that has every record"
             )
@@ -135,9 +135,9 @@ class AttemptSink(Sink, SinkWriter):
         if not self._is_direct:
             remember_columns(connection, self._raw, self.columns)
         elif self.columns is not None:
-            known = remembered_columns(connection, self._raw) or ()
-            if set(known) != set(self.columns):
-                raise different_columns(self._target, [known, self.columns])
+            remembered = remembered_columns(connection, self._raw) or ()
+            if set(remembered) != set(self.columns):
+                raise different_columns(self._target, [remembered, self.columns])
 
     def _aggregate(self, connection: Connection) -> None:
         """Aggregate the written rows by key; tasks do this because they run in parallel."""

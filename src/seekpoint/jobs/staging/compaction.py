@@ -25,14 +25,14 @@ def of_compaction(
     ``dead_letters`` counts the open dead letters of a group and topic. Raises KafkaUnavailable.
     """
     read = {(row.consumer_group, row.topic) for row in offsets}
-    wanted = [
+    topics = [
         (source, topic) for source in sources for topic in source.pipeline.topics if (source.group, topic) in read
     ]
-    if not wanted:
+    if not topics:
         return []
-    answers = compacted(kafka, {topic for _, topic in wanted})
+    answers = compacted(kafka, {topic for _, topic in topics})
     reasons = []
-    for source, topic in wanted:
+    for source, topic in topics:
         if answers[topic] is not False:
             unfit = list(_made_of_every_record(source, topic))
             if unfit:

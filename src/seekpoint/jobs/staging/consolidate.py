@@ -102,14 +102,14 @@ def stage_missing(driver: Driver, stager: Stager, width: int, progress: Progress
     before: tuple[Task, ...] | None = None
     while True:
         with driver.step("staging") as tx:
-            left = coverage(tx, width).missing
+            remaining = coverage(tx, width).missing
             total = sum(position.end_offset - position.first_offset for position in tx.positions())
-        if before is not None and left in ((), before):
+        if before is not None and remaining in ((), before):
             return
-        before = left
-        done = total - sum(task.range.records_at_most for task in left)
+        before = remaining
+        done = total - sum(task.range.records_at_most for task in remaining)
         progress("staging", done, total)
-        for staged in stager.stage(run or driver.run, left):
+        for staged in stager.stage(run or driver.run, remaining):
             done += staged.end - staged.start
             progress("staging", done, total)
             driver.heartbeat()
@@ -233,5 +233,5 @@ def make_all_indexes(connection: Connection, staging: Staging, target: Target) -
 def check_topics(kafka: Mapping[str, object], driver: Driver) -> None:
     """Raise ReloadRefused if a topic was recreated since the run was opened; raises KafkaUnavailable."""
     with driver.step("staging", "staged", "indexed", "catching_up", "compared") as tx:
-        wanted = {(position.partition.topic, position.topic_id) for position in tx.positions()}
-    require_topics(kafka, wanted)
+        topics = {(position.partition.topic, position.topic_id) for position in tx.positions()}
+    require_topics(kafka, topics)

@@ -50,18 +50,18 @@ def refused_records(
     repeats = not _made(tx, make or partial(make_unique_indexes, tx, staging, target))
     if not broken and not repeats:
         return {}
-    known = (staging.schema, f"placed_{target.staged}")
-    create = "CREATE {unlogged} TABLE {known} AS {placed}"
-    run(tx.connection, create, unlogged=unlogged(staging.schema), known=known, placed=placed())
+    placed_rows = (staging.schema, f"placed_{target.staged}")
+    create = "CREATE {unlogged} TABLE {placed_rows} AS {placed}"
+    run(tx.connection, create, unlogged=unlogged(staging.schema), placed_rows=placed_rows, placed=placed())
     bad: dict[_Key, psycopg.Error] = {}
     for key in broken:
-        bad |= _dangling(tx, known, key)
+        bad |= _dangling(tx, placed_rows, key)
     if repeats and target.sums is not None:
         why = f"{target.name}: sums of two keys are equal in a unique index: drop the index, or rebuild other sums"
         raise ReloadRefused([why])
     if repeats:
-        bad |= _repeated(tx, target, known, unique)
-    run(tx.connection, "DROP TABLE {known}", known=known)
+        bad |= _repeated(tx, target, placed_rows, unique)
+    run(tx.connection, "DROP TABLE {placed_rows}", placed_rows=placed_rows)
     return bad
 
 
@@ -84,43 +84,43 @@ def _unique(tx: Tx, target: Target) -> list[Composable]:
 def make_unique_indexes(tx: Tx, staging: Staging, target: Target) -> None:
     """Create the rebuilt table's index on its key, and the live table's unique indexes."""
     table = staging.table(target)
-    for n, rest in enumerate(_unique(tx, target)):
+    for n, definition in enumerate(_unique(tx, target)):
         index = name(f"{target.staged}_{'key' if target.key and not n else f'u{n}'}")
-        run(tx.connection, "CREATE UNIQUE INDEX {name} ON {table} {rest}", name=index, table=table, rest=rest)
+        run(tx.connection, "CREATE UNIQUE INDEX {name} ON {table} {rest}", name=index, table=table, rest=definition)
 
 
-def _dangling(tx: Tx, known: Path, key: ForeignKey) -> dict[_Key, psycopg.Error]:
+def _dangling(tx: Tx, placed_rows: Path, key: ForeignKey) -> dict[_Key, psycopg.Error]:
     records = rows(
         tx.connection,
-        "SELECT DISTINCT child.{place}, child.{offset} FROM {known} AS child WHERE {broken} LIMIT {most}",
+        "SELECT DISTINCT child.{place}, child.{offset} FROM {placed_rows} AS child WHERE {broken} LIMIT {most}",
         place=name(PLACE),
         offset=name(OFFSET),
-        known=known,
+        placed_rows=placed_rows,
         broken=key.is_broken("child"),
         most=MOST + 1,
     )
     return {(place, offset): psycopg.errors.ForeignKeyViolation(key.violation) for place, offset in records}
 
 
-def _repeated(tx: Tx, target: Target, known: Path, unique: Sequence[Composable]) -> dict[_Key, psycopg.Error]:
+def _repeated(tx: Tx, target: Target, placed_rows: Path, unique: Sequence[Composable]) -> dict[_Key, psycopg.Error]:
     """The records whose key an earlier row has.
 
     Rows are inserted in log order into a table with these indexes, so that Postgres decides which keys are equal.
     """
     sieve = Statements(
         tx.connection,
-        unlogged=unlogged(known[0]),
-        sieve=(known[0], f"sieve_{target.staged}"),
-        known=known,
+        unlogged=unlogged(placed_rows[0]),
+        sieve=(placed_rows[0], f"sieve_{target.staged}"),
+        placed_rows=placed_rows,
         place=names((PLACE, OFFSET, LINE)),
         ordered=names((OFFSET, PLACE, LINE)),
         most=MOST + 1,
     )
-    sieve.run("CREATE {unlogged} TABLE {sieve} AS TABLE {known} WITH NO DATA")
-    for rest in unique:
-        sieve.run("CREATE UNIQUE INDEX ON {sieve} {rest}", rest=rest)
-    sieve.run("INSERT INTO {sieve} SELECT * FROM {known} ORDER BY {ordered} ON CONFLICT DO NOTHING")
-    records = sieve.rows("SELECT {place} FROM {known} EXCEPT SELECT {place} FROM {sieve} LIMIT {most}")
+    sieve.run("CREATE {unlogged} TABLE {sieve} AS TABLE {placed_rows} WITH NO DATA")
+    for definition in unique:
+        sieve.run("CREATE UNIQUE INDEX ON {sieve} {rest}", rest=definition)
+    sieve.run("INSERT INTO {sieve} SELECT * FROM {placed_rows} ORDER BY {ordered} ON CONFLICT DO NOTHING")
+    records = sieve.rows("SELECT {place} FROM {placed_rows} EXCEPT SELECT {place} FROM {sieve} LIMIT {most}")
     sieve.run("DROP TABLE {sieve}")
     message = (
         f'duplicate key value violates a unique index of "{target.name}": an earlier record has a row with that key'
@@ -191,9 +191,9 @@ class Rejects:
         start = min(first.values(), default=position.end_offset) + 1
         if start >= position.end_offset:
             return
-        rest = Range(position.partition, position.topic_id, start, position.end_offset)
-        left_out = left_out_of(tx.connection, staging, position.group, rest)
-        for record in self._read(tx, rest):
+        range_ = Range(position.partition, position.topic_id, start, position.end_offset)
+        left_out = left_out_of(tx.connection, staging, position.group, range_)
+        for record in self._read(tx, range_):
             is_behind = record.key is not None and first.get(record.key, record.offset) < record.offset
             if is_behind and record.offset not in dead and not left_out(record):
                 yield record
@@ -205,6 +205,6 @@ class Rejects:
     def _read_one(self, tx: Step, position: StagedPosition, offset: int) -> RawRecord:
         for record in self._read(tx, Range(position.partition, position.topic_id, offset, offset + 1)):
             return record
-        place = f"{position.partition} offset {offset}"
-        why = f"{place}: the live table refuses its row, and the log no longer has the record"
+        where = f"{position.partition} offset {offset}"
+        why = f"{where}: the live table refuses its row, and the log no longer has the record"
         raise ReloadRefused([why])

@@ -70,8 +70,8 @@ def require_no_resets(
 
 def distance(positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]) -> int:
     """The number of offsets by which the rebuilt tables lag behind these positions."""
-    known = {key: position.next_offset for key, position in positions.items()}
-    ahead: list[int] = [row.next_offset - known.get(key_of(row), row.first_offset) for row in offsets]
+    staged_up_to = {key: position.next_offset for key, position in positions.items()}
+    ahead: list[int] = [row.next_offset - staged_up_to.get(key_of(row), row.first_offset) for row in offsets]
     return sum(max(lead, 0) for lead in ahead)
 
 
@@ -105,10 +105,10 @@ def positions_up_to(
     return positions
 
 
-def require_topics(kafka: Mapping[str, Any], wanted: AbstractSet[tuple[str, UUID]]) -> None:
+def require_topics(kafka: Mapping[str, Any], topics: AbstractSet[tuple[str, UUID]]) -> None:
     """Raise ReloadRefused if a topic no longer has the id of the run's records; raises KafkaUnavailable."""
-    known = topic_ids(kafka, sorted({topic for topic, _ in wanted}))
-    if strange := sorted({topic for topic, topic_id in wanted if known[topic] != topic_id}):
+    ids = topic_ids(kafka, sorted({topic for topic, _ in topics}))
+    if strange := sorted({topic for topic, topic_id in topics if ids[topic] != topic_id}):
         raise ReloadRefused(
             [
                 f"topic {topic!r} was deleted or created again: the run has ended; decide for the group, then open "

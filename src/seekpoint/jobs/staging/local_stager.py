@@ -88,15 +88,15 @@ def _in_processes(plan: bytes, tasks: Sequence[Task], most: int) -> Iterator[Sta
     A killed process is replaced, and its range is staged again. Raises the processes' errors, and ChildProcessError if
     they crash repeatedly.
     """
-    left, crashes = deque(tasks), 0
+    remaining, crashes = deque(tasks), 0
     members: list[_WorkerProcess] = []
     try:
         while len(members) < min(most, len(tasks)):  # if one cannot be started, the earlier ones are ended below
             members.append(_WorkerProcess(plan))
-        while left or any(member.task for member in members):
+        while remaining or any(member.task for member in members):
             for member in members:
-                if member.task is None and left:
-                    member.give(left.popleft())
+                if member.task is None and remaining:
+                    member.give(remaining.popleft())
             busy: dict[Any, _WorkerProcess] = {member.pipe: member for member in members if member.task is not None}
             for member in map(busy.__getitem__, wait(list(busy))):
                 task, staged = member.task, member.answer()
@@ -108,7 +108,7 @@ def _in_processes(plan: bytes, tasks: Sequence[Task], most: int) -> Iterator[Sta
                 if crashes >= CRASHES * len(members):
                     raise ChildProcessError(_why(member, task, crashes))
                 if task is not None:
-                    left.appendleft(task)
+                    remaining.appendleft(task)
                 members[members.index(member)] = _WorkerProcess(plan)
     finally:
         for member in members:
@@ -126,9 +126,9 @@ class _WorkerProcess:
         theirs.close()  # so that reading the pipe fails once the process has ended
         self._tell(plan)
 
-    def _tell(self, what: object) -> None:
+    def _tell(self, message: object) -> None:
         with suppress(OSError):  # the process has crashed: answer() will read the end of the pipe
-            self.pipe.send(what)
+            self.pipe.send(message)
 
     def give(self, task: Task) -> None:
         self.task = task

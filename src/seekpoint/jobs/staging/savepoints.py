@@ -88,28 +88,28 @@ class RecordWriter:
 
     def _take(self, piece: Piece, left_out: LeftOut) -> None:
         """Decode these records, and write them once enough are waiting."""
-        wanted, rows = self._decode(piece, left_out)
+        records, rows = self._decode(piece, left_out)
         if rows is not None:
-            self._waiting += [DecodedRecord(raw, raw, ((row,),)) for raw, row in zip(wanted, rows, strict=True)]
+            self._waiting += [DecodedRecord(raw, raw, ((row,),)) for raw, row in zip(records, rows, strict=True)]
         if len(self._waiting) >= PART:
             self._flush()
 
     def _decode(self, piece: Piece, left_out: LeftOut) -> tuple[Sequence[RawRecord], Sequence[Row] | None]:
         """The records to apply and a row for each; None for the rows if the records were added to the waiting ones."""
-        wanted = piece.records if left_out is nothing_left_out else [raw for raw in piece.records if not left_out(raw)]
+        records = piece.records if left_out is nothing_left_out else [raw for raw in piece.records if not left_out(raw)]
         if self._held:
-            wanted = [raw for raw in wanted if not self._holds(raw)]
-        rows = None if piece.unreadable else self._at_once(wanted)
+            records = [raw for raw in records if not self._holds(raw)]
+        rows = None if piece.unreadable else self._at_once(records)
         if rows is None:
             unread = {(raw.topic, raw.partition, raw.offset): error for raw, error in piece.unreadable}
-            for raw in wanted:
+            for raw in records:
                 try:
                     record = decode_record(self._writers, raw, unread.get((raw.topic, raw.partition, raw.offset)))
                 except Failed as failed:
                     self._add_dead_letter(raw, failed)
                 else:
                     self._waiting.append(self._keyed(record))
-        return wanted, rows
+        return records, rows
 
     def _keyed(self, record: DecodedRecord) -> DecodedRecord:
         """The record with a digest of its key in the rows of sinks that need it."""

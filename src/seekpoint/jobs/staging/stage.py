@@ -338,8 +338,8 @@ def staging_run(tx: Tx, run_id: UUID, states: Collection[str] = STAGING) -> Run:
     """The run, if it is staging. Raises ReloadOver if it is not."""
     row = tx.execute(RELOAD_RUN["get_run"], run=run_id).one_or_none()
     if row is None or row.state not in states:
-        what = "gone" if row is None else row.state
-        raise ReloadOver(f"run {run_id} is {what}: it accepts no more ranges")
+        state = "gone" if row is None else row.state
+        raise ReloadOver(f"run {run_id} is {state}: it accepts no more ranges")
     return run_of(row)
 
 
@@ -375,19 +375,19 @@ def require_code(tx: Tx, run_: Run, sources: Sequence[PipelineSource]) -> None:
 
     Called by each task, for its one group; and before a take-over, which would fence a driver with the right code.
     """
-    wanted, kind = dict(zip(run_.groups, run_.version_to, strict=True)), run_.kind
+    versions, kind = dict(zip(run_.groups, run_.version_to, strict=True)), run_.kind
     for source in sources:
         group, version = source.group, source.pipeline.version
         written = {target.name for target in targets(tx.connection, [source])}
-        theirs = _writes_of(tx, run_.staging_schema, group) or (set(run_.tables) if len(wanted) == 1 else written)
-        if wanted.get(group) != version:
-            has = " and ".join(f"group {name!r} with handler version {number}" for name, number in wanted.items())
-            what = f"is of {has}, and the code of this process is version {version} of {group!r}"
+        theirs = _writes_of(tx, run_.staging_schema, group) or (set(run_.tables) if len(versions) == 1 else written)
+        if versions.get(group) != version:
+            has = " and ".join(f"group {name!r} with handler version {number}" for name, number in versions.items())
+            problem = f"is of {has}, and the code of this process is version {version} of {group!r}"
         elif written != theirs:
-            what = f"writes {', '.join(sorted(theirs))}, and these sinks write {', '.join(sorted(written))}"
+            problem = f"writes {', '.join(sorted(theirs))}, and these sinks write {', '.join(sorted(written))}"
         else:
             continue
-        raise ConfigError(f"{kind} {run_.id} {what}: resume it with its own code, or abort it and open another")
+        raise ConfigError(f"{kind} {run_.id} {problem}: resume it with its own code, or abort it and open another")
 
 
 def keep_dead_letters(

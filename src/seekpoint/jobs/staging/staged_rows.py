@@ -48,8 +48,8 @@ class StagedRows:
 
     def columns(self, target: Target) -> tuple[str, ...] | None:
         """The columns that tasks wrote; None if they wrote no row. Raises ReloadRefused if tasks differ."""
-        known = (remembered_columns(self._connection, tables[0]) for _, _, tables in self._of(target))
-        variants = {frozenset(columns): columns for columns in known if columns is not None}
+        column_lists = (remembered_columns(self._connection, tables[0]) for _, _, tables in self._of(target))
+        variants = {frozenset(columns): columns for columns in column_lists if columns is not None}
         if len(variants) > 1:
             raise different_columns(target, variants.values())
         return next(iter(variants.values()), None)
@@ -187,14 +187,14 @@ class StagedRows:
             for table in tables[:2]
         ]
         by_row, by_record = names(target.key), names((PLACE, KEY))
-        for these, others, what in (
+        for these, others, problem in (
             (by_row, by_record, "have different keys (or partitions), and one row"),
             (by_record, by_row, "have one key, and different rows"),
         ):
             if branches and (pair := self._first_pair(branches, these, others)):
                 first, second = (f"{self.places[place][1]} offset {offset}" for place, offset in pair)
                 why = (
-                    f"{target.name}: the records at {first} and at {second} {what}, and the sink is declared with "
+                    f"{target.name}: the records at {first} and at {second} {problem}, and the sink is declared with "
                     "compacted=True: compaction keeps only the newest record of each key, so rows would be missing; "
                     "rebuild the table from a topic that has every record"
                 )

@@ -92,14 +92,14 @@ class ForeignKey:
 
 def foreign_keys(connection: Connection, targets: Sequence[Target]) -> list[ForeignKey]:
     """All foreign keys from and to these tables, their partitions, and the tables that inherit from them."""
-    known = {quoted(*target.path): target for target in targets}
+    targets_by_name = {quoted(*target.path): target for target in targets}
     return [
         ForeignKey(
             **values_of(row)
             | {"on_delete": _ACTIONS.get(row.on_delete), "on_update": _ACTIONS.get(row.on_update)}
-            | {"of": known.get(row.of), "to": known.get(row.to)}
+            | {"of": targets_by_name.get(row.of), "to": targets_by_name.get(row.to)}
         )
-        for row in connection.execute(_FOREIGN_KEYS, {"names": list(known)})
+        for row in connection.execute(_FOREIGN_KEYS, {"names": list(targets_by_name)})
     ]
 
 

@@ -69,9 +69,11 @@ MERGE = "use strategy 'merge', the default"
 def ties(connection: Connection, target: Target) -> list[str]:
     """Return why the table cannot be swapped: objects depend on the table itself, not on its name. Empty if it can."""
     objects = connection.execute(_TIES, {"name": quoted(*target.path)}).scalars()
-    obstacles = [what for what in objects if what is not None]  # an object dropped meanwhile has no description
+    obstacles = [
+        dependency for dependency in objects if dependency is not None
+    ]  # an object dropped meanwhile has no description
     remedy = MERGE if target.key else "drop that, or give the table a unique key and use strategy 'merge'"
-    return [f"{target.name} cannot be swapped, because it has {what}: {remedy}" for what in obstacles]
+    return [f"{target.name} cannot be swapped, because it has {dependency}: {remedy}" for dependency in obstacles]
 
 
 # -- other tables that a merge changes -----------------------------------------------------------------------------

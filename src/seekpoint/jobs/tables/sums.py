@@ -36,12 +36,12 @@ def different(target: Target, columns: Sequence[str], left: str, right: str, *, 
     """A condition: two rows of one key differ; unless ``is_exact``, sums of floats by more than the tolerance."""
     sink = target.sums
     assert sink is not None
-    known = _columns(target)
+    columns_of_target = _columns(target)
     conditions = []
     for column in columns:
         if column in target.key:
             continue
-        is_float = not is_exact and column in sink.add and known[column].is_double
+        is_float = not is_exact and column in sink.add and columns_of_target[column].is_double
         template = "{left} IS DISTINCT FROM {right}"
         if is_float:
             template = (

@@ -234,9 +234,9 @@ def _from_jars(
 
 def _format(command: list[str], config: Path) -> None:
     tool = [*command, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(config)]
-    done = subprocess.run(tool, capture_output=True, text=True, check=False)
-    if done.returncode:
+    completed = subprocess.run(tool, capture_output=True, text=True, check=False)
+    if completed.returncode:
         raise ServerFailed(
-            f"Kafka's storage could not be formatted:\n{done.stdout}{done.stderr}\n"
+            f"Kafka's storage could not be formatted:\n{completed.stdout}{completed.stderr}\n"
             "Remedy: check the properties given, and that TMPDIR has free space"
         )

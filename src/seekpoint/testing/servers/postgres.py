@@ -203,9 +203,11 @@ def _initdb(binaries: Path, folder: Path, password: str, user: pwd.struct_passwd
     command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-instructions"]
     # A random password needs no key stretching, and a folder that is removed with this process needs no sync.
     command += ["--set", "scram_iterations=1", "--no-sync"]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False, **as_user(user)
     )
     secret.unlink()
-    if done.returncode:
-        raise ServerFailed(f"initdb failed:\n{done.stdout}{done.stderr}{space_left()}\nRemedy: {ROOM}; {_YOURS}")
+    if completed.returncode:
+        raise ServerFailed(
+            f"initdb failed:\n{completed.stdout}{completed.stderr}{space_left()}\nRemedy: {ROOM}; {_YOURS}"
+        )

@@ -98,9 +98,9 @@ def produce(settings: Mapping[str, Any], topic: str, records: Iterable[Outgoing]
         writer.raise_failure()
     except BaseException as error:
         writer.wait()
-        done = writer.produced.records
+        stored = writer.produced.records
         error.add_note(
-            f"{done} {'record of an earlier line was' if done == 1 else 'records of earlier lines were'} stored"
+            f"{stored} {'record of an earlier line was' if stored == 1 else 'records of earlier lines were'} stored"
         )
         raise
     return writer.produced

@@ -72,14 +72,14 @@ class Claiming:
         all_ids = self._identity.ask({partition.topic for partition in due}).result()
         ids = {topic: topic_id for topic, topic_id in all_ids.items() if topic_id is not None}
         self._await_topics([partition for partition in due if partition.topic not in ids], now)
-        wanted = [partition for partition in due if partition.topic in ids]
-        if not wanted:
+        existing = [partition for partition in due if partition.topic in ids]
+        if not existing:
             return
-        without_table = self.tables.refusals({partition.topic for partition in wanted})
-        patient = not all(self._partitions.claiming[partition].stalled for partition in wanted)
+        without_table = self.tables.refusals({partition.topic for partition in existing})
+        patient = not all(self._partitions.claiming[partition].stalled for partition in existing)
         try:
             claimed = self._ledger.claim(
-                wanted,
+                existing,
                 ids,
                 cluster_id=self._identity.cluster_id(),
                 start=lambda topic: self._watermarks.resolve(topic, self._start, self._ledger.group),
@@ -100,7 +100,7 @@ class Claiming:
             if ids[partition.topic] != NO_ID:
                 self._partitions.stop(partition, stop)
         self._declare_sums({partition.topic for partition in claimed.granted})
-        self.activate({partition: claimed.granted[partition] for partition in wanted if partition in claimed.granted})
+        self.activate({partition: claimed.granted[partition] for partition in existing if partition in claimed.granted})
         self._stop_topics(claimed.granted, without_table)
 
     def _stop_topics(self, claims: Mapping[Partition, Claim], reasons: Mapping[str, str]) -> None:

@@ -18,7 +18,7 @@ Topics = Mapping[str, Collection[int] | None]
 
 
 def known_group(tx: GroupConnection) -> Row[Any]:
-    """The group's row. Raises ConfigError, with the known groups, if the ledger does not have it."""
+    """The group's row. Raises ConfigError, which names the groups, for an unknown group."""
     if (row := tx.execute(GROUPS["read"]).one_or_none()) is None:
         names = ", ".join(group.name for group in tx.execute(STATUS["groups"]))
         hint = f"its groups are {names}" if names else "no worker has claimed anything yet"

@@ -25,7 +25,7 @@ def ui(
     ] = False,
     host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Host name that browsers may use besides localhost (repeatable)."),
+        typer.Option(metavar="NAME", help="Host name that browsers may use in addition to localhost (repeatable)."),
     ] = None,
     refresh: Annotated[float, typer.Option(metavar="SECONDS", help="How often pages refresh.", min=0.5)] = 2.0,
     ledger: DatabaseOptions,

@@ -208,7 +208,7 @@ def _describe(client: AskingClient, topics: Sequence[str], timeout: float) -> Wa
 
 
 def _topic_id(answer: Any) -> Any:
-    """The id in a topic's description; an error is returned as it is."""
+    """The id in a topic's description; an error is returned, not raised."""
     if isinstance(answer, KafkaException | TimeoutError):
         return answer
     high, low = answer.topic_id.get_most_significant_bits(), answer.topic_id.get_least_significant_bits()  # signed

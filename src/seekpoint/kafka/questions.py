@@ -20,7 +20,7 @@ from seekpoint.kafka.config import make_admin
 
 K = TypeVar("K")
 T = TypeVar("T")
-Wait = Callable[[float], T]  # waits at most so many seconds; raises KafkaException, or TimeoutError
+Wait = Callable[[float], T]  # waits at most this many seconds; raises KafkaException, or TimeoutError
 
 PATIENCE = 2.0  # seconds for a client that was answered before; a broker's answer takes milliseconds
 GRACE = 1.0  # further seconds for the client to report that no broker answered

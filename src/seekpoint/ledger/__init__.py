@@ -1,7 +1,6 @@
 """The ledger: the tables with each partition's position and claim, and the statements that write them.
 
-Jobs run some of these statements in transactions of their own; a cut-over also copies the dead letters that its run
-staged.
+Jobs run some of these statements in separate transactions; a cut-over also copies the dead letters that its run staged.
 
 The protocol in four sentences. A *claim* draws a new token for a partition and returns its committed position, after
 any transaction in flight has ended. *Hold*, the first statement of a worker's transaction, locks the rows whose token

@@ -105,7 +105,7 @@ def begin_and_run(driver: psycopg.Connection[Any], statements: Sequence[Statemen
 
 
 def commit(driver: psycopg.Connection[Any], *following: Statement) -> list[PGresult]:
-    """COMMIT, if a transaction is open, with these statements; returns their results.
+    """Send COMMIT, then these statements, in one round trip; returns the statements' results.
 
     Raises COMMIT's error, InFailedSqlTransaction if the server answers COMMIT with ROLLBACK (I1), and StatementFailed
     if COMMIT has succeeded and another statement has failed.

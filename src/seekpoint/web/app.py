@@ -43,11 +43,11 @@ def create_app(
     ``access`` returns a request's user and right; without it, requests from this machine may read, or with
     ``allow_actions`` operate, and others see nothing. With ``access``, ``allow_actions=False`` lets all users only
     read. ``payloads="full"`` shows keys, values, headers and error texts. Browsers load pages again every ``refresh``
-    seconds. ``hosts`` are the names that browsers may use besides localhost. ``secret`` signs forms: give the same
-    bytes to all processes that serve the same users. ``admin`` carries out actions. Pages use read-only transactions,
-    on a separate pool made from the URL of the admin's engine, or on ``reader``: give one if the engine needs more than
-    its URL. Connects at the first request. Raises ConfigError for ``allow_actions`` with ``hosts`` and without
-    ``access``: everyone who can reach this machine's proxy would act as its user.
+    seconds. ``hosts``: names other than localhost that browsers may use. ``secret`` signs forms: give the same bytes to
+    all processes that serve the same users. ``admin`` carries out actions. Pages use read-only transactions, on a
+    separate pool made from the URL of the admin's engine, or on ``reader``: give one if the engine needs more than its
+    URL. Connects at the first request. Raises ConfigError for ``allow_actions`` with ``hosts`` and without ``access``:
+    everyone who can reach this machine's proxy would act as its user.
     """
     if allow_actions and hosts and access is None:
         raise ConfigError(f"allow_actions=True with hosts= and without access=: {PROXIED}")

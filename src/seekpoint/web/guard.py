@@ -24,7 +24,7 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware. ``hosts`` are names that the ``Host`` header may have in addition to the loopback's.
+    """ASGI middleware. ``hosts`` are names other than the loopback's that the ``Host`` header may have.
 
     This prevents DNS rebinding: a site can have its name resolved to 127.0.0.1 to read answers from there, but the
     ``Host`` header then has that name.

@@ -46,7 +46,7 @@ class BatchSize:
             self._take(min(self.records, records // 2))
 
     def note(self, records: int, seconds: float) -> str:
-        """The note for the error of a transaction that was ended by its age; call it after :meth:`ended`."""
+        """The note for the error of a transaction that its age ended; call :meth:`ended` first."""
         age = self._configured.transaction_age
         count = numbered(records, "record")
         took = f"the transaction had taken {seconds:.1f} s for {count}, and the limit is {age:g} s"

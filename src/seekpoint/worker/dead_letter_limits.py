@@ -110,7 +110,7 @@ class ConsecutiveFailures:
         return None
 
     def after(self, batch: BatchResult, failed: FailedByOffset) -> ConsecutiveFailures:
-        """The streaks once the batch is committed. A batch that stops before its first record changes none."""
+        """The streaks once the batch is committed. A batch that stops before its first record changes no streak."""
         streaks, added = dict(self._streaks), dict.fromkeys(failed, 0)
         growing = {*failed, *(partition for partition in streaks if partition in batch.reads)}
         for record in batch.passed(newest_first=True) if growing else ():

@@ -133,10 +133,8 @@ def close_unchanged(driver: Driver, sources: Iterable[PipelineSource]) -> CutOve
         driver.transition(tx, "cut_over")
         _declare(tx, sources)
         for group in sorted(tx.run.groups):
-            reason = f"reload {tx.run.id}, no row differed: {tx.run.reason}"
-            record_action(
-                GroupConnection(tx.connection, tx.schema, group), "cut-over", actor=tx.run.actor, reason=reason
-            )
+            note = f"reload {tx.run.id}, no row differed: {tx.run.reason}"
+            record_action(GroupConnection(tx.connection, tx.schema, group), "cut-over", actor=tx.run.actor, reason=note)
     return CutOver(0.0, 0, 0, 1)
 
 

@@ -31,7 +31,7 @@ def of_other_topics(
     """Return why a reload cannot omit these topics; empty if their rows are in other tables.
 
     ``version`` is the group's present handler version, which the cut-over would raise for all topics.
-    Without ``may_be_apart`` no topic can be omitted.
+    ``may_be_apart=False``: no topic can be omitted.
     """
     if not topics:
         return []

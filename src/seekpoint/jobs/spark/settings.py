@@ -54,7 +54,7 @@ _IN_OPTION = "env:"
 
 
 def setting_of_option(value: str) -> Env | str:
-    """Parse an option: ``env:NAME`` means the variable's value, any other text itself."""
+    """Parse an option: ``env:NAME`` means the variable's value; any other text means itself."""
     return Env(value.removeprefix(_IN_OPTION)) if value.startswith(_IN_OPTION) else value
 
 

@@ -267,7 +267,7 @@ NOT_ADDED: dict[str, tuple[Make, str]] = {
         lambda r, _: _grouped(_amounts(r)).select("topic", "n", "low", "high", "high"),
         "it selects a column of groupBy twice"),
     "a text that hides where an expression ends": (
-        lambda r, _: _grouped(_amounts(r), F.sum(F.when(F.col("topic") == "a)", 1))), "aggregates by|cannot be read"),
+        lambda r, _: _grouped(_amounts(r), F.sum(F.when(F.col("topic") == "a)", 1))), "aggregates with|cannot be read"),
 }  # fmt: skip
 
 

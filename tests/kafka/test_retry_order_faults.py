@@ -9,7 +9,7 @@ import pytest
 from kafka.test_retry_order import LATE, LIMITS, SOON, closed, make_due, start, states
 from seekpoint import Limits, Partition, events
 from seekpoint.admin import Admin, Where
-from seekpoint.errors import TopicRecreated
+from seekpoint.errors import ConfigError, Fenced, TopicRecreated
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Failure, State
 from seekpoint.worker.replay.retries import Retrier
@@ -89,6 +89,60 @@ def test_a_row_that_is_gone_when_its_failure_is_stored_ends_no_worker(
     worker_group.record_table.assert_holds(name, [(0, 1), (0, 2)])
 
 
+def test_an_error_that_ends_the_worker_during_a_retry_is_no_crash(worker_group: WorkerGroup) -> None:
+    """I4: three workers in a row end in the attempt; the next one applies the record."""
+    name = worker_group.topic()
+    stored = worker_group.produce(name, ["fail", "ok"])
+
+    def handle(_tx: Any, batch: Any) -> None:
+        if any(record.value == "fail" for record in batch):
+            raise (ConfigError if states(worker_group) else TimeoutError)("no password")
+        worker_group.record_table.enter(_tx, batch)
+
+    for _ in range(3):
+        run = start(worker_group, name, "none", SOON, pipeline={"handle": handle})
+        run.ends_with(ConfigError, "no password")
+        assert worker_group.dead_letters("state", "crashes") == [(0, 0, "waiting", 0)]
+    run = start(worker_group, name, "none", pipeline={"handle": worker_group.record_table.enter})
+    worker_group.wait(lambda: closed(worker_group, 1))
+    run.stop()
+    worker_group.record_table.assert_holds(name, stored, in_order=False)
+
+
+def test_a_row_that_may_not_be_applied_yet_waits_and_others_are_retried(worker_group: WorkerGroup) -> None:
+    """A forged row is beyond the position; the worker keeps its claim."""
+    name = worker_group.topic()
+    stored = worker_group.produce(name, ["fail 1", "fail 1", "ok"])
+    run = start(worker_group, name, "none", LATE)
+    run.reached(name, 3)
+    worker_group.sql("UPDATE {schema}.dead_letter SET record_offset = 7 WHERE record_offset = 0")
+    make_due(worker_group)
+    worker_group.wait(lambda: closed(worker_group, 1))
+    run.stop()
+    assert not run.seen.all(events.Refused)
+    assert states(worker_group) == [(1, "replayed", 1), (7, "waiting", 1)]
+    assert "will be read again" in worker_group.dead_letters("replay_error")[1][-1]
+    worker_group.record_table.assert_holds(name, stored[1:], in_order=False)
+
+
+def test_i2_a_failure_under_a_lost_claim_is_not_stored(
+    worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I2: another worker claims the partition after the attempt's transaction was rolled back."""
+    name, failure = worker_group.topic(), Retrier._failure
+
+    def as_another_claims(self: Retrier, *about: Any) -> Failure:
+        worker_group.sql("UPDATE {schema}.partition_offset SET token = gen_random_uuid(), owner = gen_random_uuid()")
+        worker_group.sql("UPDATE {schema}.dead_letter SET attempts = 4, crashes = 1")
+        return failure(self, *about)
+
+    monkeypatch.setattr(Retrier, "_failure", as_another_claims)
+    worker_group.produce(name, ["fail", "ok"])
+    run = start(worker_group, name, "none", SOON, partitions=[(name, 0)])
+    run.ends_with(Fenced, "was claimed by another worker")
+    assert worker_group.dead_letters("attempts", "crashes") == [(0, 0, 4, 1)]
+
+
 # -- another topic under the same name ----------------------------------------------------------------------------
 
 RECREATED = "it waited for its retry when its topic was deleted and created again"
@@ -138,7 +192,7 @@ def test_i4_what_waits_when_its_topic_is_recreated_is_never_applied(worker_group
     worker_group.wait(lambda: closed(worker_group, 1))  # the other topic's
     assert [row[:2] for row in rows_of(worker_group, name)] == [(0, "waiting"), (1, "waiting"), (2, "waiting")]
     restart(worker_group, name)
-    run.reached(name, 3)
+    worker_group.wait(lambda: {*new} <= {*worker_group.record_table.written(name)})
     worker_group.wait(lambda: not any(row[1] == "waiting" for row in rows_of(worker_group, name)))
     run.stop()
     first, second, third = rows_of(worker_group, name)

@@ -189,7 +189,7 @@ def test_a_registry_that_does_not_answer_is_no_error_of_the_record(registry: Sch
     [
         ("io.debezium.connector.mysql.SchemaChangeValue", "a schema change"),
         ("io.debezium.connector.common.Heartbeat", "Heartbeat is not a change of a row"),
-        ("t.Value", "no op and source; for flattened rows"),
+        ("t.Value", "no op, or no object as source; for flattened rows"),
     ],
 )
 def test_what_is_no_change_of_a_row_is_named(client: SchemaRegistryClient, name: str, message: str) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from seekpoint import Append, Json, Limits, Pipeline, Retry, Text, Upsert
 from seekpoint.codecs import Debezium
+from seekpoint.errors import ConfigError
 from seekpoint.kafka.identity import Answer
 from seekpoint.pipeline.writers import ONE_BY_ONE, PipelineWriters
 from seekpoint.records import LazyRecords, RawRecord
@@ -228,3 +229,12 @@ def test_other_values_become_the_same_rows(
 def test_sinks_that_need_whole_records_decode_nothing_ahead() -> None:
     for sink in (Append("t", row=lambda record: record.value), Upsert("t", key=["id"], rows=lambda record: [])):
         assert PipelineWriters(pipeline(sink, Json(), Text())).by_value is None
+
+
+def test_a_sink_that_returns_too_few_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    writers = PipelineWriters(pipeline(Append("t"), Json(Order), Text()))
+    assert writers.by_value is not None
+    monkeypatch.setattr(type(writers.by_value), "value_rows", lambda *_: [(1, "a")])
+    chunk = lazy(numbered([(b"k", b'{"id":1,"note":"a"}')] * 2))
+    with pytest.raises(ConfigError, match="value_rows returned 1 rows for 2 records"):
+        writers.rows_at_once(chunk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,7 +23,6 @@ Event = tuple[Schema | None, Any, Convert]  # an event's schema, its payload, an
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _plain = msgspec.json.Decoder(float_hook=json_number)
-_Read = Callable[[bytes], Any]  # reads a payload in JSON
 _DELETED = "__deleted"  # added by ExtractNewRecordState in the mode ``rewrite``
 _ENVELOPE = {"op", "before", "after", "source"}
 
@@ -32,46 +31,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One change of a row: ``op`` is c (create), r (read by a snapshot), u (update), d (delete) or t (truncate).
 
     ``before`` and ``after`` are rows, or None if the event has none. A value that the source did not send is
-    ``seekpoint.codecs.UNAVAILABLE``. For a flattened row ``op`` is u or d. ``origin`` is ``source``, or its JSON.
+    ``seekpoint.codecs.UNAVAILABLE``. ``source`` has the origin of the change, with the source's position (the LSN of
+    Postgres). For a flattened row, ``source`` has the fields that were added to it, and ``op`` is u or d.
     """
 
     op: Op
     before: Row | None
     after: Row | None
-    origin: Row | msgspec.Raw
-
-    @property
-    def source(self) -> Row:
-        """The origin of the change, with the source's position (the LSN of Postgres).
-
-        For a flattened row, the fields that were added to it. It is decoded only here, because few pipelines use it.
-        """
-        return _source(self.origin)
-
-
-class _Envelope(TypedDict, total=False):
-    """The members of an event that a :class:`Change` is made of."""
-
-    op: Any
-    before: Any
-    after: Any
-    source: msgspec.Raw
-
-
-_envelope = msgspec.json.Decoder(_Envelope, float_hook=json_number)
-
-
-def _read_envelope(data: bytes) -> Any:
-    """The members of an envelope; of any other event the whole payload."""
-    try:
-        members = _envelope.decode(data)
-    except msgspec.ValidationError:  # not an object
-        return _plain.decode(data)
-    return members if "op" in members and "source" in members else _plain.decode(data)
-
-
-def _source(origin: Row | msgspec.Raw) -> Row:
-    return (_plain.decode(origin) if isinstance(origin, msgspec.Raw) else origin) or {}
+    source: Row
 
 
 class Debezium:
@@ -123,8 +90,7 @@ class Debezium:
         """
         if record.value is None:
             return None
-        read = _plain.decode if self.flattened else _read_envelope
-        schema, payload, convert = self._event(record, record.value, "value", read)
+        schema, payload, convert = self._event(record, record.value, "value")
         if payload is None:  # a tombstone that ExtractNewRecordState made from a delete
             return None
         change = self._flat if self.flattened else self._change
@@ -134,22 +100,22 @@ class Debezium:
         """The columns of a record's key; None if it has no key."""
         if record.key is None:
             return None
-        _, payload, convert = self._event(record, record.key, "key", _plain.decode)
+        _, payload, convert = self._event(record, record.key, "key")
         return convert(payload) if isinstance(payload, dict) else payload
 
-    def _event(self, record: RawRecord, data: bytes, field: str, read: _Read) -> Event:
+    def _event(self, record: RawRecord, data: bytes, field: str) -> Event:
         if self._framed is not None:
             return self._framed.event(record, data, field)
         known = self._known.get((record.topic, field))
         if known is not None and data.startswith(known[0]) and data.endswith(b"}"):  # the schema is that of the last
             begin, schema, convert = known
-            return schema, read(data[len(begin) : -1]), convert
+            return schema, _plain.decode(data[len(begin) : -1]), convert
         if data[:1] in {b"\0", b"\1"}:
             raise ValueError("in a schema registry's wire format, not JSON: give Debezium(registry=...)")
-        payload = read(data)
+        payload = _plain.decode(data)
         if isinstance(payload, dict) and payload.keys() == {"schema", "payload"}:
             if isinstance(payload["schema"], dict):  # otherwise both names may be columns of a flattened row
-                return self._with_schema(record, data, field, read)
+                return self._with_schema(record, data, field)
             if payload["schema"] is None:
                 payload = payload["payload"]
         if self._declared is None:
@@ -160,7 +126,7 @@ class Debezium:
             )
         return None, payload, self._declared
 
-    def _with_schema(self, record: RawRecord, data: bytes, field: str, read: _Read) -> Event:
+    def _with_schema(self, record: RawRecord, data: bytes, field: str) -> Event:
         """The event in JSON with its schema; the next event that begins with the same bytes is read without it."""
         members = _members.decode(data)
         framed, raw = bytes(members["schema"]), bytes(members["payload"])
@@ -170,25 +136,21 @@ class Debezium:
         schema, convert = self._compiled[framed]
         if [*members] == ["schema", "payload"] and data.endswith(raw + b"}"):
             self._known[record.topic, field] = data[: -len(raw) - 1], schema, convert
-        return schema, read(raw), convert
+        return schema, _plain.decode(raw), convert
 
     def _change(self, schema: Schema | None, payload: Any, convert: Convert, record: RawRecord) -> Change:
-        if not isinstance(payload, dict) or "op" not in payload or "source" not in payload:
+        if not _holds_change(payload):
             _require_change_of_a_row(schema, payload, record)
             name = "" if schema is None else f" ({schema.get('name')})"
             raise Poison(
-                f"not a Debezium envelope{name}: it has no op and source; for flattened rows (ExtractNewRecordState) "
-                "give value=Debezium(flattened=True)",
+                f"not a Debezium envelope{name}: it has no op, or no object as source; for flattened rows "
+                "(ExtractNewRecordState) give value=Debezium(flattened=True)",
                 record,
             )
-        op, before, after, origin = payload["op"], payload.get("before"), payload.get("after"), payload["source"]
+        op, before, after, source = payload["op"], payload.get("before"), payload.get("after"), payload["source"] or {}
         if op not in {"c", "r", "u", "d", "t"}:
             raise Poison(f"op is {op!r}, which is not a change of a row", record)
-        if (
-            isinstance(before, str)
-            or isinstance(after, str)
-            or (after is None and _source(origin).get("connector") == "mongodb")
-        ):
+        if isinstance(before, str) or isinstance(after, str) or source.get("connector") == "mongodb":
             raise Poison(
                 "the event is of MongoDB, whose 'after' is a text of JSON: set ExtractNewDocumentState in the "
                 "connector, and give value=Debezium(flattened=True)",
@@ -200,7 +162,7 @@ class Debezium:
             op=op,
             before=None if before is None else convert(before),
             after=None if after is None else convert(after),
-            origin=origin,
+            source=source,
         )
 
     def _flat(self, schema: Schema | None, payload: Any, convert: Convert, record: RawRecord) -> Change:
@@ -218,7 +180,7 @@ class Debezium:
             op="d" if is_deleted else "u",
             before=row if is_deleted else None,
             after=None if is_deleted else row,
-            origin=added,
+            source=added,
         )
 
 
@@ -278,6 +240,10 @@ def _row_of(schema: Schema) -> Schema:
     """The schema of the event's rows: that of ``after`` in an envelope, otherwise the event's own."""
     fields: Sequence[Schema] = schema.get("fields") or ()
     return next((field for field in fields if field.get("field") == "after" and field.get("type") == "struct"), schema)
+
+
+def _holds_change(payload: Any) -> bool:
+    return isinstance(payload, dict) and "op" in payload and isinstance(payload.get("source", ""), dict | None)
 
 
 def _require_change_of_a_row(schema: Schema | None, payload: Any, record: RawRecord) -> None:

@@ -128,4 +128,9 @@ class PipelineWriters(Generic[V, K]):
             rows = None
         if rows is None:
             self._one_by_one = ONE_BY_ONE
+        elif len(rows) != len(raw):
+            raise ConfigError(
+                f"{sink!r}: value_rows returned {len(rows):,} rows for {len(raw):,} records: return one row for each "
+                "record, or None"
+            )
         return rows

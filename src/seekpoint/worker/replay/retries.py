@@ -96,8 +96,8 @@ class Retrier(Replayer):
                 try:
                     self._try(dead_letter)
                 except BaseException as error:
-                    if isinstance(error, TooManyDeadLetters) or not isinstance(error, Exception):
-                        with suppress(Exception):  # the worker ends, but this was no crash
+                    if not isinstance(error, NotWaiting | Fenced) and not self._has_lost_connection(error):
+                        with suppress(Exception):  # the error is raised below; it was no crash
                             self._postpone(dead_letter, Failure.of(error, Cause.HANDLER), 0.0)
                     raise
 
@@ -134,6 +134,8 @@ class Retrier(Replayer):
         except Exception as error:
             if self._ends_worker(error):
                 raise
+            # A replay raises Fenced also where the row may not be applied (yet): only under a lost claim does
+            # postponing raise it again.
             retry = self._pipeline.retry
             self._postpone(dead_letter, Failure.of(error, Cause.PROGRAM), retry.wait(dead_letter.attempts, RANDOM))
             return
@@ -151,8 +153,11 @@ class Retrier(Replayer):
 
     def _ends_worker(self, error: Exception) -> bool:
         """Whether the loop has to act on the error, because it is not about this record alone."""
-        own = (NotWaiting, Fenced, ConfigError, CodecUnavailable, HandlerMisuse, TooManyDeadLetters)
-        return isinstance(error, own) or self._session.wire.is_cut or connection_lost(error)
+        own = (NotWaiting, ConfigError, CodecUnavailable, HandlerMisuse, TooManyDeadLetters)
+        return isinstance(error, own) or self._has_lost_connection(error)
+
+    def _has_lost_connection(self, error: BaseException) -> bool:
+        return self._session.wire.is_cut or connection_lost(error)
 
     # -- the steps of a replay --------------------------------------------------------------------------
 
@@ -169,9 +174,8 @@ class Retrier(Replayer):
         return failure
 
     def _store(self, tx: Connection, dead_letter: DeadLetter, failure: Failure) -> None:
-        if dead_letter.state is not State.WAITING:
-            raise NotWaiting
-        self._end(tx, dead_letter, failure, self._wait)
+        # The claim may have changed since the attempt's transaction was rolled back.
+        self._end(tx, self._lock(tx, dead_letter.id), failure, self._wait)
 
     def _end(
         self, tx: Connection, dead_letter: DeadLetter, failure: Failure, wait: float | None, *, counts: bool = True
@@ -205,7 +209,7 @@ class Retrier(Replayer):
 
         def once() -> None:
             with self._ledger.begin() as tx:
-                now = self._dead_letters.lock(tx.connection, dead_letter.id)
+                now = self._lock(tx.connection, dead_letter.id)
                 self._dead_letters.postpone_retry(tx.connection, now, failure, wait)
 
         retry_locked(once, self._stopping)

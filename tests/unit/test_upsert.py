@@ -162,6 +162,13 @@ def test_one_value_is_not_taken_for_two_columns() -> None:
         list(Upsert("t", key=["a", "b"]).writer().rows(record(None, key=7)))
 
 
+def test_the_remedy_for_a_tombstone_among_changes_is_the_connectors() -> None:
+    changes = Upsert("t", key=["a", "b"], columns=["a", "b"], changes=True)
+    for key in ({"a": 1}, 7):
+        with pytest.raises(Poison, match=r"tombstone's key .*: let the connector .*message\.key\.columns"):
+            list(changes.writer().rows(record(None, key=key)))
+
+
 def test_tombstones_go_to_row_where_they_delete_nothing() -> None:
     sink = Upsert("t", key=["id"], tombstone=None, columns=["id", "gone"], row=lambda r: (r.key, r.value is None))
     assert list(sink.writer().rows(record(None, key=1))) == [(1, True)]

@@ -269,6 +269,8 @@ _ROWS_ARE_NO_CHANGES = "changes=True applies the changes that value=Debezium() d
 class UpsertWriter(TableWriter[Upsert[Any, Any]]):
     """Writes each key's newest row; ``strategies`` chooses and remembers how."""
 
+    key_remedy = "give tombstone_key=, which returns the values of the columns of key="
+
     def __init__(self, sink: Upsert[Any, Any]) -> None:
         self.strategies = WriteStrategies()
         self._announced: WriteStrategy | None = None
@@ -329,9 +331,9 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         """Warn if the first value is Debezium's envelope: ``row=`` misses deletes. Raises ConfigError for a Change."""
         if not self._is_first:
             return
-        self._is_first = False
-        if isinstance(value, Change):
+        if isinstance(value, Change):  # raised again where rows are made record by record
             raise ConfigError(f"{self!r}: {_CHANGES_ARE_NO_ROWS}")
+        self._is_first = False
         if is_envelope(value):
             logger.warning(
                 "%r: the first record is a Debezium envelope. row= cannot delete rows: a row that the source deletes "
@@ -416,20 +418,16 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         elif len(names) == 1:
             values = {names[0]: key}
         else:
-            raise Poison(
-                f"{self!r}: the tombstone's key does not name {', '.join(names)}: give tombstone_key=, which returns "
-                "their values"
-            )
+            raise Poison(f"{self!r}: the tombstone's key does not name {', '.join(names)}: {self.key_remedy}")
         if missing := [name for name in names if name not in values]:
-            raise Poison(
-                f"{self!r}: the tombstone's key has no {', '.join(missing)}: give tombstone_key=, which returns the "
-                f"values of {', '.join(names)}"
-            )
+            raise Poison(f"{self!r}: the tombstone's key has no {', '.join(missing)}: {self.key_remedy}")
         return tuple(values[name] for name in names)
 
 
 class ChangesWriter(UpsertWriter):
     """Writes an ``Upsert(changes=True)``: the row after each change, or its deletion."""
+
+    key_remedy = "let the connector write all columns of key= into the records' keys (message.key.columns)"
 
     def __init__(self, sink: Upsert[Any, Any]) -> None:
         super().__init__(sink)

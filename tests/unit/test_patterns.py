@@ -134,6 +134,42 @@ def test_an_empty_group_names_no_table() -> None:
     assert bound.without_table == {"shop": why, "shop.": why.replace("'shop'", "'shop.'")}
 
 
+EU_AND_US = Pattern(r"(eu|us)\.(?P<name>[a-z]+)")
+
+
+def test_topics_of_one_table_whose_offsets_would_be_compared_stop_in_any_order() -> None:
+    """The row of ``us.t`` at offset 3 may be newer than that of ``eu.t`` at offset 9, and would be dropped."""
+    sink = Upsert("{name}", key=["id"], columns=["id"], offset_column="o")
+    for topics in (("eu.t", "us.t", "eu.a"), ("us.t", "eu.a", "eu.t")):
+        bound = with_topics(pipeline(sink, topics=EU_AND_US), *topics)
+        assert {*bound.without_table} == {"eu.t", "us.t"}
+        assert bound.without_table["eu.t"].startswith("Upsert('t'): topics 'eu.t' and 'us.t' have the same table")
+        assert bound.without_table["us.t"].startswith("Upsert('t'): topics 'us.t' and 'eu.t' have the same table")
+    with pytest.raises(ConfigError, match="store both with provenance="):
+        pipeline(sink, topics=EU_AND_US).with_topics("eu.t", "us.t")
+    assert pipeline(sink, topics=EU_AND_US).with_topics("eu.t").topics == ("eu.t",)
+
+
+SHARED: list[Any] = [
+    Append("{name}", columns=["id"]),
+    Upsert("{name}", key=["id"], columns=["id"]),
+    Upsert("{name}", key=["id"], columns=["id", "at"], order_by="at"),
+    Upsert("{name}", key=["id"], columns=["id"], offset_column="o", provenance={"topic": "t", "partition": "p"}),
+    Upsert(lambda topic: topic.replace(".", "_"), key=["id"], columns=["id"], offset_column="o"),
+]
+
+
+@for_each(SHARED)
+def test_topics_share_a_table_if_their_offsets_are_not_compared(sink: Any) -> None:
+    assert with_topics(pipeline(sink, topics=EU_AND_US), "eu.t", "us.t").without_table == {}
+
+
+@for_each([{"partition": "p"}, {"topic": "t"}])
+def test_offsets_are_compared_without_both_the_topic_and_the_partition(provenance: Any) -> None:
+    sink = Upsert("{name}", key=["id"], columns=["id"], offset_column="o", provenance=provenance)
+    assert {*with_topics(pipeline(sink, topics=EU_AND_US), "eu.t", "us.t").without_table} == {"eu.t", "us.t"}
+
+
 def declared(**options: Any) -> Callable[[], Any]:
     return lambda: Pipeline("g", **{"value": Json(dict), "sinks": [Append("t", columns=["n"])], **options})
 

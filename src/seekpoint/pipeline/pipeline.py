@@ -316,9 +316,21 @@ class Pipeline(Generic[V, K]):
             self._own[topic] = {n: make(topic) for n, (_, make) in enumerate(self._declared) if make is not None}
         except ConfigError as error:
             self.without_table[topic] = error.text
+        self._require_own_tables(topic)
         self._expand()
         if self.handle is None and not any(sink.takes(topic) for sink in self.sinks):
             self.without_table.setdefault(topic, f"{self!r}: no sink takes records of {topic}: add one")
+
+    def _require_own_tables(self, topic: str) -> None:
+        """Give neither topic a table if this topic's offsets would be compared with another topic's.
+
+        Both stop, so that it does not depend on the order in which topics are found which of them is read.
+        """
+        for sink in self._own[topic].values():
+            for other, sinks in self._own.items():
+                if other != topic and any(_compares(sink, another) for another in sinks.values()):
+                    for name, neighbour in ((topic, other), (other, topic)):
+                        self.without_table.setdefault(name, _one_table(sink, name, neighbour))
 
     def _expand(self) -> None:
         """Replace each declared sink with the sinks of its topics."""
@@ -483,6 +495,20 @@ class Pipeline(Generic[V, K]):
 def _is(argument: object, kind: type) -> bool:
     """Check a value's type at runtime: type checkers are optional."""
     return isinstance(argument, kind)
+
+
+def _compares(sink: Sink, other: Sink) -> bool:
+    """Whether both sinks write one table, in which offsets alone say which row is newer."""
+    return sink.compares_offsets and other.compares_offsets and not {*sink.tables}.isdisjoint(other.tables)
+
+
+def _one_table(sink: Sink, topic: str, other: str) -> str:
+    return (
+        f"{sink!r}: topics {topic!r} and {other!r} have the same table, and offsets of different topics do not say "
+        "which row is newer: store both with provenance={'topic': 'COLUMN', 'partition': 'COLUMN'}, so that only "
+        "offsets of one partition are compared; or name the column that orders the rows of both, order_by= instead of "
+        "offset_column=; or let the pattern match only one of them"
+    )
 
 
 def _several(name: str, argument: Iterable[T], kind: type) -> tuple[T, ...]:

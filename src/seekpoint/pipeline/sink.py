@@ -139,6 +139,11 @@ class Sink(Protocol[V_contra, K_contra]):
         """Whether no record may be applied before an earlier one of its partition, even of another key."""
         return False
 
+    @property
+    def compares_offsets(self) -> bool:
+        """Whether a row's offset alone says which row is newer, so that all its records must be of one topic."""
+        return False
+
     def by_topic(self, pattern: Pattern | None) -> Callable[[str], Any] | None:  # noqa: ARG002 -- the default
         """The function that makes the sink of each topic that the pattern matches; None if this sink takes all topics.
 

@@ -102,6 +102,11 @@ class TableSink(Generic[V_contra, K_contra]):
         return False
 
     @property
+    def compares_offsets(self) -> bool:
+        """Whether a row's offset alone says which row is newer, so that all its records must be of one topic."""
+        return False
+
+    @property
     def written(self) -> tuple[str, ...] | None:
         """Every written column, in the order of the rows; None if the first row decides."""
         return None if self.columns is None else (*self.columns, *self.provenance.values())

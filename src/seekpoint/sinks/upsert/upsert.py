@@ -146,6 +146,11 @@ class Upsert(TableSink[V_contra, K_contra]):
         return self.order_by is not None or self.offset_column is not None
 
     @property
+    def compares_offsets(self) -> bool:
+        """Whether offsets of different topics are compared: no column has the topic and the partition."""
+        return self.offset_column is not None and not {"topic", "partition"} <= {*self.provenance}
+
+    @property
     def deletes(self) -> bool:
         """Whether a tombstone deletes its key's row."""
         return self._tombstone is not None

@@ -23,6 +23,7 @@ from seekpoint import Text as Utf8
 from seekpoint.errors import ConfigError, HandlerMisuse, PoisonStop
 from seekpoint.records import Cause
 from seekpoint.testing import Processed
+from seekpoint.worker import async_handler
 from support.ledger_worker import backend, scalar, wait_until_blocked
 from support.service import driver
 from support.sink_tables import SinkTables, orders, stopped_at
@@ -611,6 +612,80 @@ def test_resources_that_end_while_the_worker_runs_end_it(table: Table) -> None:
     assert isinstance(raised.value.__context__, HandlerMisuse)
     assert "resources= ended while the worker ran" in str(raised.value.__context__)
     assert table.rows() == []
+
+
+def test_tasks_of_the_resources_run_on_after_the_handler(table: Table) -> None:
+    """A pool, say, reconnects while the handler waits: that task is not the handler's."""
+    seen: list[object] = []
+
+    @asynccontextmanager
+    async def pool() -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+        asked, started, stays = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def keeper() -> None:
+            await asked.wait()
+            seen.append(asyncio.create_task(stays.wait()))
+            started.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(keeper())
+            yield asked, started
+            stays.set()
+
+    async def handle(tx: Tx, batch: Records, events: tuple[asyncio.Event, asyncio.Event]) -> None:
+        asked, started = events
+        asked.set()
+        await started.wait()
+        await table.each(tx, batch)
+
+    table.run(handle, "a", resources=pool)
+    assert table.rows() == [(0, "a")]
+    [task] = seen
+    assert isinstance(task, asyncio.Task)
+    assert not task.cancelled()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_task_that_swallows_its_cancellation_does_not_hold_the_transaction(
+    table: Table, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    monkeypatch.setattr(async_handler, "CANCEL_TASKS", 0.1)
+
+    async def swallows() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def handle(tx: Tx, batch: Records) -> None:
+        asyncio.create_task(swallows())  # noqa: RUF006 -- what is tested
+        await table.each(tx, batch)
+        if raises:
+            raise ValueError("the task would run beside the next attempt")
+
+    message = r"tasks it had started still run 0\.1 s after they were cancelled \(.*swallows\): let CancelledError out"
+    with pytest.raises(HandlerMisuse, match=message):
+        table.run(handle, "a", on_poison="dead_letter")
+    assert table.rows() == []
+
+
+def test_tasks_are_the_handlers_where_a_resource_sets_a_task_factory(table: Table) -> None:
+    created: list[object] = []
+
+    def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        created.append(coroutine.__qualname__)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    @asynccontextmanager
+    async def sets_it() -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_task_factory(factory)
+        yield
+
+    async def handle(tx: Tx, batch: Records, _: None) -> None:
+        await leaves_a_task(tx, batch)
+
+    with pytest.raises(HandlerMisuse, match=r"tasks it had started were running \(Event\.wait\)"):
+        table.run(handle, "a", resources=sets_it)
+    assert "Event.wait" in created
 
 
 # -- declarations ---------------------------------------------------------------------------------------------------

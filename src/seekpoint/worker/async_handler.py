@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from contextvars import copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -21,6 +21,11 @@ from seekpoint.worker.abort import Abort
 from seekpoint.worker.waiting import Stopwatch
 
 Call = Callable[[HandlerConnection, Batch[Any, Any]], object]
+
+CANCEL_TASKS = 5.0  # seconds that the handler's tasks get to end once they are cancelled; the transaction waits
+
+# The tasks of the handler's call. A task inherits it from the task that starts it; resources= have none.
+_tasks: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("_tasks", default=None)
 
 
 @contextmanager
@@ -92,16 +97,15 @@ class _AsyncHandler:
                 f"{self._who}: its resources= ended while the worker ran, because one of their tasks failed or was "
                 "cancelled: catch that task's errors"
             )
-        before = asyncio.all_tasks()
         try:
-            with self._lent(tx) as connection:
+            with self._lent(tx) as connection, _tracked() as tasks:
                 try:
                     returned: object = await self._handle(connection, batch, *self._resources)
                 finally:
-                    unfinished = await _end(before)
+                    unfinished = await self._end(tasks)
                 if unfinished:
                     raise HandlerMisuse(
-                        f"{self._who} returned while tasks it had started were running ({', '.join(unfinished)}). They "
+                        f"{self._who} returned while tasks it had started were running ({_names(unfinished)}). They "
                         "were cancelled, because they would write in the next batch's transaction: await them, or use "
                         "asyncio.TaskGroup"
                     )
@@ -110,6 +114,27 @@ class _AsyncHandler:
             if misuse := _misuse(error):
                 raise HandlerMisuse(f"{self._who} {misuse}") from error
             raise
+
+    async def _end(self, tasks: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+        """Cancel each running task, also those that are started meanwhile, and await them; returns these tasks.
+
+        Raises HandlerMisuse if one does not end within ``CANCEL_TASKS``.
+        """
+        loop, cancelled = asyncio.get_running_loop(), set[asyncio.Task[Any]]()
+        deadline = loop.time() + CANCEL_TASKS
+        while (running := {task for task in tasks if not task.done()}) and loop.time() < deadline:
+            for task in running - cancelled:
+                task.cancel()
+            cancelled |= running
+            await asyncio.wait(running, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+        if running:
+            for task in running:
+                asyncio.tasks._unregister_task(task)  # noqa: SLF001 -- closing the loop would await it forever
+            raise HandlerMisuse(
+                f"{self._who}: tasks it had started still run {CANCEL_TASKS:g} s after they were cancelled "
+                f"({_names(running)}): let CancelledError out of them, and await them, or use asyncio.TaskGroup"
+            )
+        return cancelled
 
     async def _enter(self, resources: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         """Enter the resources in a task that also exits them, as a TaskGroup requires."""
@@ -159,12 +184,31 @@ def _misuse(error: RuntimeError | MissingGreenlet) -> str | None:
     return None
 
 
-async def _end(before: set[asyncio.Task[Any]]) -> list[str]:
-    """Cancel and await all tasks not in ``before``, and tasks that these start; returns the coroutines' names."""
-    ended: list[asyncio.Task[Any]] = []
-    while tasks := asyncio.all_tasks() - before:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        ended += tasks
-    return sorted(getattr(task.get_coro(), "__qualname__", task.get_name()) for task in ended)
+@contextmanager
+def _tracked() -> Iterator[set[asyncio.Task[Any]]]:
+    """The running tasks that this task starts, and those that these start; not those of ``resources=``.
+
+    A factory of tasks finds them, because Python 3.11 has no ``Task.get_context``.
+    """
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[Any]]()
+    factory: Any = loop.get_task_factory()
+
+    def create(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
+        context: Context | None = options.get("context")
+        create_task = partial(asyncio.Task, loop=loop) if factory is None else partial(factory, loop)
+        task = create_task(coroutine, **options)
+        if (_tasks.get() if context is None else context.get(_tasks)) is tasks:
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        return task
+
+    _tasks.set(tasks)
+    loop.set_task_factory(create)
+    try:
+        yield tasks
+    finally:
+        loop.set_task_factory(factory)
+
+
+def _names(tasks: set[asyncio.Task[Any]]) -> str:
+    return ", ".join(sorted(getattr(task.get_coro(), "__qualname__", task.get_name()) for task in tasks))

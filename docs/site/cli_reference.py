@@ -79,7 +79,7 @@ def with_options(page: str, program: Any, only: tuple[str, ...] | None = None) -
 
     written = _SECTION.sub(replaced, page).rstrip("\n") + "\n"
     if left:
-        raise PageError(f"no section with what it does: {', '.join(sorted(map(' '.join, left)))}")
+        raise PageError(f"these commands have no section: {', '.join(sorted(map(' '.join, left)))}")
     return written
 
 

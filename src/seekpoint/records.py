@@ -61,7 +61,7 @@ class Record(msgspec.Struct, Generic[V_co, K_co], frozen=True, gc=False):
 
     @property
     def timestamp(self) -> datetime | None:
-        """Kafka's timestamp as an aware time in UTC; None without one, or for one beyond the year 9999."""
+        """Kafka's timestamp as an aware time in UTC; None if it has none, or one beyond the year 9999."""
         return utc(self.timestamp_ms)
 
     @property

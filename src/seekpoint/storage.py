@@ -188,7 +188,7 @@ class Storage:
 def complete_file(file: Path, *, mode: int = 0o666) -> Iterator[IO[str]]:
     """Yield an ASCII file to write, which is NAME.part until it is complete and synced.
 
-    ``mode`` are its permissions, before the umask. Raises ConfigError if it cannot be written.
+    ``mode`` gives the file's permissions, before the umask is applied. Raises ConfigError if it cannot be written.
     """
     part = file.with_name(f"{file.name}.part")
     try:

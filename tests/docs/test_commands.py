@@ -109,7 +109,7 @@ def test_an_option_or_a_command_that_the_reference_misses_would_be_found(monkeyp
     monkeypatch.setattr(LEAVES["status",].params[1], "help", "Another text.")
     assert "Another text." not in written
     assert "Another text." in with_options(written, ROOT_COMMAND)
-    with pytest.raises(PageError, match="no section with what it does: verify"):
+    with pytest.raises(PageError, match="these commands have no section: verify"):
         with_options(
             written.replace(f"## `seekpoint verify`{section(written, '`seekpoint verify`')}", ""), ROOT_COMMAND
         )

@@ -204,8 +204,11 @@ def test_a_handlers_tables_must_be_known(group: str, table: str, seekpoint_engin
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tables": "applied"}, r"tables= and ignore= take several names, got 'applied' and \(\)"),
-        ({"ignore": "id"}, r"tables= and ignore= take several names, got \(\) and 'id'"),
+        (
+            {"tables": "applied"},
+            r"tables= and ignore= must be lists of names, such as \['name'\], got 'applied' and \(\)",
+        ),
+        ({"ignore": "id"}, r"tables= and ignore= must be lists of names, such as \['name'\], got \(\) and 'id'"),
         ({"tables": ["nowhere"]}, "the table 'nowhere' does not exist"),
         ({"runs": 0}, "runs must be at least 1, got 0"),
     ],

@@ -190,7 +190,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Pattern(cast("str", re.compile("a"))), "give a regular expression"),
     (lambda: Pattern(cast("str", b"a")), "Pattern(b'a'): give a regular expression"),
     (lambda: Pattern("^__.*"), "names that begin with '__' are Kafka's own: declare such a topic by its name"),
-    (declared(topics="^shop.*"), "a regular expression is a Pattern: topics=Pattern(...)"),
+    (declared(topics="^shop.*"), "to give a regular expression, write topics=Pattern(...)"),
     (declared(topics=re.compile("shop.*")), "topics=re.compile(...): give topics=Pattern('shop.*')"),
     (declared(topics=[SHOP]), "is not one of several topics: give topics=Pattern("),
     (declared(topics={SHOP: Json(dict)}, value=None), "and its codec as value="),

@@ -186,7 +186,7 @@ TAKERS: dict[str, Callable[[Pipeline], object]] = {
         ({"group": None}, r"a group needs a name that is not blank and has no NUL characters, got None"),
         ({"topics": []}, r"a pipeline needs at least one topic"),
         ({"topics": {}, "value": None}, r"a pipeline needs at least one topic"),
-        ({"topics": ""}, r"'' cannot be a topic: names have 1 to 249 characters of a-z, A-Z, 0-9, '\.', '_' and '-'"),
+        ({"topics": ""}, r"'' cannot be a topic: a name has 1 to 249 characters of a-z, A-Z, 0-9, '\.', '_' and '-'"),
         ({"topics": "a b"}, r"'a b' cannot be a topic"),
         ({"topics": None}, r"topics= takes a name, a list of names, \{name: codec\} or a Pattern, got None"),
         ({"topics": "."}, r"'\.' cannot be a topic"),

@@ -28,7 +28,7 @@ REFUSED = {
     "another name": ({"batchsize": "3"}, "has no option batchsize: omit it; the options are database"),
     "a path": ({"path": "/sales"}, "writeStream has no path: name the table"),
     "brokers": ({"kafka.bootstrap.servers": "b:1"}, "is an option of readStream"),
-    "a URL": ({"database": "postgresql://u:hunter2@db/sales"}, "database is the name of an environment variable"),
+    "a URL": ({"database": "postgresql://u:hunter2@db/sales"}, "database must be the name of an environment variable"),
 }
 
 

@@ -98,7 +98,7 @@ REFUSED = [
     ),
     ({**ORDERS, "kafka.sasl.kerberos.kinit.cmd": "echo hunter2 | kinit"}, "kinit.cmd would be in the plan"),
     ({**ORDERS, "plan": "{}"}, "there is no option plan"),
-    ({**GROUP, "database": "postgresql://u:hunter2@h/db"}, "database is the name of an environment variable"),
+    ({**GROUP, "database": "postgresql://u:hunter2@h/db"}, "database must be the name of an environment variable"),
     ({**ORDERS, "database": "URL"}, "database needs a group of the ledger: give group, too"),
     ({**ORDERS, "deadLetters": "exclude"}, "deadLetters needs a group of the ledger"),
     ({**ORDERS, "startingOffsets": "ledger"}, "startingOffsets=ledger needs a group of the ledger"),

@@ -104,10 +104,13 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "have the frame make negative amounts instead",
     ),
     "codecs by topic": (lambda: declare(topics={"orders": Json(Order)}), "all topics have one codec"),
-    "values without columns": (lambda: declare(value=Json()), "decode in the frames, e.g. with from_json"),
+    "values without columns": (
+        lambda: declare(value=Json()),
+        "decode the values in the frames' functions, e.g. with from_json",
+    ),
     "text": (lambda: declare(value=Text()), "whose columns are not known"),
     "bytes": (lambda: declare(value=Bytes()), "whose columns are not known"),
-    "a field that is named as one of Kafka's": (lambda: declare(value=Json(Placed)), "the field 'offset' of Placed"),
+    "a field that is named as one of Kafka's": (lambda: declare(value=Json(Placed)), "Placed has a field 'offset'"),
     "tombstones": (lambda: declare(value=Json(Order, tombstones=True)), "a frame deletes no rows"),
 }
 

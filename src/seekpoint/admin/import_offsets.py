@@ -29,7 +29,7 @@ FIRST_VERSION = 1  # a new group's handler version, which its first worker raise
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One partition's first position. ``committed`` is the other consumer's offset, None without one.
+    """One partition's first position. ``committed`` is the other consumer's offset, None if there is none.
 
     ``log`` is the start and end of the partition's log when the plan was made.
     """

@@ -162,7 +162,7 @@ def _committed(positions: Mapping[Partition, Position], logs: Logs, group: str) 
 
 
 def _failed(row: Position) -> int | None:
-    """The offset of the failed record that the partition will read next; None without one.
+    """The offset of the failed record that the partition will read next; None if there is none.
 
     Offsets between the position and this record have no record: compaction, or a transaction's marker.
     """

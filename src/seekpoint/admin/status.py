@@ -290,7 +290,7 @@ def ask_brokers(
 
 
 def _rebalance(group: GroupStatus, waiting: Sequence[Member] | None) -> str | None:
-    """A sentence about a rebalance in progress, with the members that Kafka counts; None without one."""
+    """A sentence about a rebalance in progress, with the members that Kafka counts; None if there is none."""
     if waiting is None:
         return None
     members = ", ".join(f"{member.client_id} on {member.host}" for member in waiting) or "no member"

@@ -54,7 +54,7 @@ class RangeOptions:
         return {"accept_repeats": self.accept_repeats, "restart": self.restart}
 
     def span(self, reason: str | None, others: Mapping[str, object]) -> tuple[Partition, int, int] | None:
-        """The range, None without one. Raises ConfigError for an invalid range or conflicting options."""
+        """The range, None if there is none. Raises ConfigError for an invalid range or conflicting options."""
         options = others
         if self.range is None:
             options = {"--accept-repeats": self.accept_repeats, "--restart": self.restart}

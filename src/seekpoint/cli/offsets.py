@@ -81,7 +81,7 @@ class TargetOptions:
     ] = False
 
     def target(self, group: str) -> ResetTo | None:
-        """The given target, None without one. Raises ConfigError for several targets."""
+        """The given target, None if there is none. Raises ConfigError for several targets."""
         makers: dict[str, Callable[[Any], ResetTo]] = {
             "to_offset": ResetTo.offset,
             "to_earliest": lambda _: ResetTo.earliest(),

@@ -225,7 +225,7 @@ class Line:
 
     @property
     def worker(self) -> WorkerStatus | None:
-        """The partition's owner; None without one, or if its row was deleted."""
+        """The partition's owner; None if there is none, or if its row was deleted."""
         owner = self.partition.position.owner
         return next((worker for worker in self.group.workers if worker.owner == owner), None)
 

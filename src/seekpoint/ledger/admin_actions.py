@@ -150,7 +150,7 @@ def _steps(position: int, to: int, before: int | None) -> list[tuple[int, int]]:
 
 
 def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:
-    """The last reset of a partition by an operator; None without one."""
+    """The last reset of a partition by an operator; None if there is none."""
     row = tx.execute(GROUPS["last_reset"], topic=partition.topic, partition=partition.number).one_or_none()
     return None if row is None else LastReset(row.to_offset, row.actor, row.reason, row.at)
 

@@ -266,9 +266,9 @@ def claim(
     """Draw new tokens and return the committed positions; omits partitions with another topic id.
 
     Locks the rows first, so that later statements see the commits for which it waited. Waits at most the transaction's
-    ``lock_timeout`` (55P03). If it begins the transaction, one round trip has ``configure`` with these parameters, and
-    everything up to the tokens. It locks the group's row first, but checks that row only afterwards, so a refused claim
-    must be rolled back.
+    ``lock_timeout``, then fails with SQLSTATE 55P03. If it begins the transaction, one round trip has ``configure``
+    with these parameters, and everything up to the tokens. It locks the group's row first, but checks that row only
+    afterwards, so a refused claim must be rolled back.
     """
     rows = [(*partition, claimant.topic_ids[partition.topic]) for partition in partitions]
     wanted_rows = arrays(rows, "wanted_topic", "wanted_partition", "wanted_topic_id")

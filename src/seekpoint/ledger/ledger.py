@@ -317,7 +317,7 @@ class GroupLedger(GroupTransactions):
             )
 
     def last_reset(self, partition: Partition | tuple[str, int]) -> LastReset | None:
-        """An operator's last reset of a partition: target, actor, reason and time; None without one."""
+        """An operator's last reset of a partition: target, actor, reason and time; None if there is none."""
         with self.begin() as tx:
             return admin_actions.last_reset(tx, Partition(*partition))
 

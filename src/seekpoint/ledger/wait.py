@@ -35,7 +35,7 @@ Look = Callable[[], AbstractContextManager[GroupConnection]]
 class Passed:
     """The outcome of the record at an offset that the partition's position has passed.
 
-    ``position`` is the partition's ``next_offset``; ``state`` that of the record's dead letter, None without one.
+    ``position`` is the partition's ``next_offset``; ``state`` that of the record's dead letter, None if there is none.
     ``unread`` says why the record was not read (the position was reset across it, or the group started after it), None
     if it was read. ``str()`` is one sentence for people.
     """

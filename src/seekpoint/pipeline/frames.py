@@ -208,13 +208,14 @@ def _check_codec(me: str, codec: Codec) -> None:
     if info is None:
         raise ConfigError(
             f"{me}: {codec!r} decodes into values whose columns are not known: use a codec of a Struct, dataclass or "
-            "TypedDict, e.g. Json(Order); or leave value= out, and decode in the frames, e.g. with from_json"
+            "TypedDict, e.g. Json(Order); or omit value=, and decode the values in the frames' functions, "
+            "e.g. with from_json"
         )
     if twice := [field.name for field in info.fields if field.name in RECORD]:
         raise ConfigError(
-            f"{me}: the field {twice[0]!r} of {getattr(kind, '__name__', kind)} has the name of one of Kafka's columns "
-            f"({', '.join(RECORD)}): rename the attribute (msgspec: field(name={twice[0]!r})), or leave value= out, "
-            "and decode in the frames"
+            f"{me}: {getattr(kind, '__name__', kind)} has a field {twice[0]!r}, which is also a column of Kafka's "
+            f"({', '.join(RECORD)}): rename the attribute (msgspec: field(name={twice[0]!r}) keeps the encoded name), "
+            "or omit value=, and decode the values in the frames' functions"
         )
     if getattr(codec, "tombstones", False):
         raise ConfigError(

@@ -557,7 +557,7 @@ def _codecs(topics: str | Iterable[str] | Pattern | Mapping[str, Codec], value: 
             raise ConfigError(f"{topic!r} is not one of several topics: give topics={topic!r}, and its codec as value=")
         if not _is(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
             raise ConfigError(
-                f"{topic!r} cannot be a topic: names have 1 to 249 characters of a-z, A-Z, 0-9, '.', '_' and '-'; a "
-                "regular expression is a Pattern: topics=Pattern(...)"
+                f"{topic!r} cannot be a topic: a name has 1 to 249 characters of a-z, A-Z, 0-9, '.', '_' and '-'; to "
+                "give a regular expression, write topics=Pattern(...)"
             )
     return codecs

@@ -24,19 +24,19 @@ LONGEST_SAMPLING = 120  # seconds: a sample older than three minutes says nothin
 class Limits:
     """Limits of a transaction's size, and of times.
 
-    A batch is committed at ``batch_records``, at ``batch_bytes`` of keys and values, after ``batch_age`` seconds, or
-    as soon as no more records are ready; bytes and age are checked between chunks, so one chunk may exceed them. Up to
-    one more batch is read ahead while the server works.
-    With a handler, the first batch has at most 500 records; later ones as many as take about ``transaction_target``
-    seconds by the measured time per record, but at most ``batch_records``. ``claim_wait`` (seconds) bounds the wait for
-    another owner's transaction. A transaction older than ``transaction_age`` (seconds) is ended by the server
-    (``transaction_timeout``, Postgres 17 and later), otherwise by the next owner's claim. Up to that age a worker keeps
-    its partitions while a handler runs. ``start_wait`` (seconds) is how long a starting worker waits for brokers and a
-    database that do not answer; None sets no limit. ``kafka_timeout`` (seconds) bounds every request to brokers.
-    ``idle_check`` (seconds) is how often an idle worker checks whether its positions were reset, ``lag_check``
-    (seconds) how often it samples its lag. ``waiting`` is how many records of one partition may wait for their retries
-    while others continue (``Pipeline(retry_order=)``); then the partition waits. ``sample_positions`` (seconds, 120 at
-    most) is how often it stores its positions and the ends of their logs, for the ledger's views; 0: never.
+    A batch is committed at ``batch_records``, at ``batch_bytes`` of keys and values, after ``batch_age`` seconds, or as
+    soon as no more records are ready; bytes and age are checked between chunks, so one chunk may exceed them. Up to one
+    more batch is read ahead while the server works. With a handler, the first batch has at most 500 records; later ones
+    as many as take about ``transaction_target`` seconds by the measured time per record, but at most ``batch_records``.
+    ``claim_wait`` (seconds) bounds the wait for another owner's transaction. A transaction older than
+    ``transaction_age`` (seconds) is ended by the server (``transaction_timeout``, Postgres 17 and later), otherwise by
+    the next owner's claim. While a handler runs, a worker keeps its partitions until the transaction has that age.
+    ``start_wait`` (seconds) is how long a starting worker waits for brokers and a database that do not answer; None
+    sets no limit. ``kafka_timeout`` (seconds) bounds every request to brokers. ``idle_check`` (seconds) is how often an
+    idle worker checks whether its positions were reset, ``lag_check`` (seconds) how often it samples its lag.
+    ``waiting`` is how many records of one partition may wait for their retries while others continue
+    (``Pipeline(retry_order=)``); then the partition waits. ``sample_positions`` (seconds, 120 at most) is how often it
+    stores its positions and the ends of their logs, for the ledger's views; 0: never.
     """
 
     batch_records: int = 10_000
@@ -183,8 +183,8 @@ class Retry:
 class DeadLetterLimits:
     """Stops a worker before it turns a whole topic into dead letters; None sets no limit.
 
-    The limits are ``consecutive`` dead-lettered or skipped records of one partition in a row, and the share ``ratio``
-    of the last ``window`` passed records. Records that are blocked behind their key are not counted.
+    ``consecutive`` limits how many records of one partition in a row are dead-lettered or skipped, ``ratio`` their
+    share of the last ``window`` passed records. Records that are blocked behind their key are not counted.
     """
 
     consecutive: int | None = 100

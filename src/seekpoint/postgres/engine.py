@@ -123,7 +123,8 @@ def _worker_pool(pool: Pool) -> Pool:
 def arguments_of(pool: Pool) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with which ``recreate()`` makes another pool of this class; the first is its creator.
 
-    SQLAlchemy has no other public name for them. They are empty if the pool's class recreates itself differently.
+    SQLAlchemy has no other public name for them. They are empty if the pool's class has a ``recreate()`` of another
+    kind.
     """
     noted: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 

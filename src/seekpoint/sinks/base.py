@@ -198,7 +198,7 @@ class TableSink(Generic[V_contra, K_contra]):
         """Raise ConfigError if these columns of the rows contradict the rest of the declaration."""
         if twice := sorted({*columns} & {*self.provenance.values()}):
             raise ConfigError(
-                f"{self!r}: {', '.join(twice)} would be written twice, from the row and as provenance: leave it out "
-                "with columns=[...], or give the provenance another name"
+                f"{self!r}: {', '.join(twice)} would be written twice, from the row and as provenance: omit it from "
+                "the row with columns=[...], or give the provenance another name"
             )
         require_whole_names(repr(self), (*columns, *self.provenance.values()))

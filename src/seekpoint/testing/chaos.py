@@ -85,7 +85,9 @@ def check_exactly_once(
     ConfigError for tables that are not known, do not exist or are not empty; and the handler's errors.
     """
     if isinstance(tables, str) or isinstance(ignore, str):
-        raise ConfigError(f"tables= and ignore= take several names, got {tables!r} and {ignore!r}: write ['name']")
+        raise ConfigError(
+            f"tables= and ignore= must be lists of names, such as ['name'], got {tables!r} and {ignore!r}"
+        )
     if runs < 1:
         raise ConfigError(f"runs must be at least 1, got {runs}")
     make: Callable[[], Pipeline] = (lambda: pipeline) if isinstance(pipeline, Pipeline) else pipeline

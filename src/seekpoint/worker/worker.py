@@ -185,8 +185,8 @@ class Worker:
         A second signal aborts: the open transaction is rolled back, and the next owner reads its records again. An
         async handler is cancelled, and may clean up. A third signal ends the process at once, even if a server never
         answers. Outside the main thread no signal handler is installed. Raises errors that a retry would not fix:
-        ConfigError, SchemaMismatch, HandlerOutdated, GroupForgotten, the handler's errors, and errors of the database
-        and of Kafka unchanged.
+        ConfigError, SchemaMismatch, HandlerOutdated or GroupForgotten. Errors of the handler, of the database and of
+        Kafka are raised unchanged.
         """
         with handled(self._on_signal):
             self._run()

@@ -163,7 +163,7 @@ def test_a_driver_with_other_code_takes_no_step(applied_group: OrdersGroup) -> N
     """Also after it took over the run: rows of version 3 are not published as those of version 2."""
     reload, driver = staged(applied_group.reload())
     other = applied_group.reload(version=3)
-    with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
+    with pytest.raises(ConfigError, match="was opened with the handler versions"):
         other.run(other.runs.take_over(driver.run.id))
     assert applied_group.rows() == doubled(FIRST, by=1)
     reload.run(reload.take_over(driver.run.id))

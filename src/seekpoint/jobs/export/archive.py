@@ -176,7 +176,7 @@ class ArchivedReader:
 
     @classmethod
     def of(cls, kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> Self:
-        """The reader of a run; ``archive`` is the :meth:`Archive.spec` of its archive, None without one."""
+        """The reader of a run. ``archive`` is the :meth:`Archive.spec` of the run's archive, None if it has none."""
         return cls(kafka, None if archive is None else Archive.of(archive, engine))
 
     def read(self, range_: Range) -> Iterator[Piece]:

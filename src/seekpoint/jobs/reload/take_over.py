@@ -62,6 +62,6 @@ def require_its_versions(run: Run, sources: Sequence[PipelineSource]) -> None:
         raise ConfigError(f"{run.kind} {run.id} is of groups {', '.join(run.groups)}: give exactly their pipelines")
     if run.version_to != tuple(source.pipeline.version for source in sources):
         raise ConfigError(
-            f"{run.kind} {run.id} was opened with other versions of these pipelines "
-            f"({', '.join(map(str, run.version_to))}): run the code of these versions, or abort it and open another"
+            f"{run.kind} {run.id} was opened with the handler versions {', '.join(map(str, run.version_to))}, which "
+            f"this code does not have: run the code that has them, or abort {run.kind} {run.id} and open another"
         )

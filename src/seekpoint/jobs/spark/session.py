@@ -33,9 +33,9 @@ def require_this_python(spark: SparkSession) -> None:
     if executable is None:
         raise ConfigError(
             f"Spark plans a read on the driver's machine with the executors' Python, and {worker_python} does not "
-            f"exist here ({Path.cwd()}). If --archives unpacks it for the executors, also unpack it here under the "
-            "same name: `mkdir environment && tar -xzf env.tar.gz -C environment` for env.tar.gz#environment; or run "
-            "the driver in the cluster (--deploy-mode cluster), where Spark unpacks it"
+            f"exist here ({Path.cwd()}). If --archives unpacks that Python for the executors, also unpack the archive "
+            "here under the same name (`mkdir environment && tar -xzf env.tar.gz -C environment` for "
+            "env.tar.gz#environment). Or run the driver in the cluster (--deploy-mode cluster), where Spark unpacks it"
         )
 
 

@@ -243,8 +243,8 @@ def database_option(options: Mapping[str, str]) -> Env:
     name = options.get("database", DATABASE)
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise ConfigError(
-            "database is the name of an environment variable that has the URL, as in database=SEEKPOINT_DATABASE_URL: "
-            "Spark would show a URL, with its password, in the plan, its UI and its event log"
+            "database must be the name of an environment variable that has the URL (database=SEEKPOINT_DATABASE_URL), "
+            "because Spark would show a URL and its password in the plan, the UI and the event log"
         )
     return Env(name)
 

@@ -101,7 +101,7 @@ class StagedRows:
         return columns, nothing.format(names(columns), name(DELETED), name(MISSING), name(*target.path))
 
     def truncated(self, target: Target) -> tuple[int, Sequence[str | None]] | None:
-        """The last truncate's offset, and its values (of the sink's ``target.deletes``) as text; None without one."""
+        """The last truncate: its offset, and the columns ``target.deletes`` as text. None if there was none."""
         if not any(feed.sink.empties for feed in target.feeds):
             return None
         truncates = [

@@ -72,7 +72,7 @@ def make_task_errors(tx: Tx, staging_schema: str) -> None:
 
 
 def report_task_error(engine: Engine, schema: str, run_id: UUID, job: str, error: SeekpointError) -> None:
-    """Report an error to this job's driver, which polls every second; does nothing if the run no longer exists."""
+    """Store an error for this job's driver, which polls every second. Without its run, nothing is stored."""
     with transaction(engine, schema) as tx:
         row = tx.execute(RELOAD_RUN["get_run"], run=run_id).one_or_none()
         if row is not None and is_there(tx.connection, table := (row.staging_schema, _TABLE)):

@@ -1,8 +1,8 @@
 """Carries owner, grants, triggers, policies, views etc. from a live table to the rebuilt table that replaces it.
 
 Queries of the catalogs return statements with schema-qualified names. Settings that must precede the rows (storage
-parameters, statistics targets) are applied when the rebuilt table is created, all others after the rename, when the
-live table's name means the rebuilt one.
+parameters, statistics targets) are applied when the rebuilt table is created. All others are applied after the rename,
+because only then does the live table's name refer to the rebuilt table.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def announce_pair(folder: Path, database_url: str, bootstrap: str) -> RunningPai
 
 
 def find_pair() -> RunningPair | None:
-    """The pair of this user's ``seekpoint dev``, None without one. Raises ConfigError if several run."""
+    """The pair of this user's ``seekpoint dev``, None if there is none. Raises ConfigError if several run."""
     files = Path(tempfile.gettempdir()).glob(f"seekpoint-{PAIR_FOLDER}-*/{_FILE}")
     pairs = [pair for file in files if (pair := _read(file)) is not None]
     if len(pairs) > 1:

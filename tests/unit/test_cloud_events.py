@@ -84,6 +84,9 @@ DATA: list[tuple[RawRecord, Any, Any]] = [
     (structured(data={"a": 1}, datacontenttype="text/plain"), Json(), {"a": 1}),
     (structured(), Json(Order, tombstones=True), None),
     (structured(data=None), Json(Order, tombstones=True), None),
+    (structured(data={"a": 1}, data_base64=None), Json(), {"a": 1}),
+    (structured(data=None, data_base64=b64encode(b"\x00\xff").decode()), Bytes(), b"\x00\xff"),
+    (structured(data={"a": 1}, datacontenttype=None), Json(), {"a": 1}),
     (binary(None), Json(Order, tombstones=True), None),
 ]
 
@@ -108,6 +111,15 @@ def test_a_tombstone_is_none_where_it_is_declared() -> None:
         CloudEvent(Json()).decode(raw(None))
 
 
+def test_a_time_finer_than_a_microsecond_is_cut_if_that_is_stated() -> None:
+    """msgspec would round it: the last moment of a year would be in the next one."""
+    last = datetime(2026, 12, 31, 23, 59, 59, 999_999, UTC)
+    codec = CloudEvent(Json(Order), round=True)
+    assert codec.decode(binary(ORDER, time="2026-12-31T23:59:59.9999999Z")).time == last
+    assert CloudEvent(Json(Order)).decode(binary(ORDER, time="2026-12-31T23:59:59.999999000Z")).time == last
+
+
+TEXTS = ("id", "source", "type", "specversion", "subject", "time", "dataschema")
 REFUSED: list[tuple[RawRecord, str]] = [
     (raw(ORDER), "not a CloudEvent: no header ce_id"),
     (raw(ORDER, headers=[("content-type", b"application/json")]), "not a CloudEvent"),
@@ -118,9 +130,15 @@ REFUSED: list[tuple[RawRecord, str]] = [
     (binary(ORDER, time="yesterday"), "time 'yesterday': .*RFC3339"),
     (raw(ORDER, headers=[("ce_id", b"\xff")]), "header ce_id: 'utf-8' codec can't decode"),
     (raw(ORDER, headers=[("content-type", b"\xff")]), "header content-type: 'utf-8' codec can't decode"),
-    (structured(data=1, datacontenttype=5), "datacontenttype: Expected `str . null`, got `int`"),
+    (structured(data=1, datacontenttype=5), "datacontenttype: Expected `str`, got `int`"),
     (structured(data_base64=5), "data_base64: Expected `str`, got `int`"),
     (structured(), "the CloudEvent has no data, and its data's codec does not declare tombstones=True"),
+    *((structured(data=1, **dict[str, Any]({name: 5})), f"^{name}: Expected `str`, got `int`") for name in TEXTS),
+    (structured(data=1, id=True), "^id: Expected `str`, got `bool`"),
+    (
+        binary(ORDER, time="2026-03-29T03:00:00.1234567Z"),
+        r"time '2026-03-29T03:00:00.1234567Z' is finer than a microsecond: give CloudEvent\(round=True\) to cut it",
+    ),
     (binary(ORDER, time="2026-03-29T03:00:00"), "no offset from UTC"),
     (binary(None), "does not declare tombstones"),
     (structured(data=1, data_base64="AA=="), "data and data_base64"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -23,6 +24,7 @@ _ATTRIBUTES = ("id", "source", "type", "subject", "time", "dataschema", "datacon
 _REQUIRED = ("id", "source", "type")
 _envelope = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _time = msgspec.json.Decoder(datetime)
+_FINER = re.compile(r"(\.\d{6})\d*[1-9]\d*")  # than a microsecond
 
 
 class Event(msgspec.Struct, Generic[D], frozen=True, kw_only=True):
@@ -52,15 +54,18 @@ class CloudEvent(Generic[E_co]):
     and JSON Event Format.
 
     A record is poison if it is not a CloudEvent, lacks a required attribute, has another version, or is structured in a
-    format other than JSON.
+    format other than JSON; also if its time is finer than a microsecond, which a datetime cannot hold: with
+    ``round=True`` it is cut.
     """
 
     @overload
-    def __init__(self: CloudEvent[Event[D]], inner: Codec[D]) -> None: ...
+    def __init__(self: CloudEvent[Event[D]], inner: Codec[D], *, round: bool = False) -> None: ...
     @overload
-    def __init__(self: CloudEvent[Event[D] | None], inner: Codec[D], *, tombstones: bool) -> None: ...
-    def __init__(self, inner: Codec[Any], *, tombstones: bool = False) -> None:
-        self.inner, self.tombstones = inner, tombstones
+    def __init__(
+        self: CloudEvent[Event[D] | None], inner: Codec[D], *, tombstones: bool, round: bool = False
+    ) -> None: ...
+    def __init__(self, inner: Codec[Any], *, tombstones: bool = False, round: bool = False) -> None:  # noqa: A002
+        self.inner, self.tombstones, self.round = inner, tombstones, round
         kind = getattr(inner, "type", None)
         self.type: Any = Event if kind is None else Event[kind]  # type: ignore[valid-type]
         self.is_json: bool = getattr(inner, "is_json", False)
@@ -94,7 +99,7 @@ class CloudEvent(Generic[E_co]):
             raise Poison("the CloudEvent has no data, and its data's codec does not declare tombstones=True", record)
         fields: dict[str, Any] = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
         if "time" in fields:
-            fields["time"] = _aware(fields["time"])
+            fields["time"] = _aware(fields["time"], cut=self.round)
         return Event(data=self._data(msgspec.structs.replace(record, value=data)), extensions=attributes, **fields)
 
 
@@ -104,9 +109,9 @@ def _structured(record: RawRecord, content: str) -> tuple[dict[str, str], bytes 
         raise Poison(f"the value is null, but the content type is {content}", record)
     if _media_type(content) != f"{_STRUCTURED}+json":
         raise ValueError(f"the content type is {content}: structured events must be {_STRUCTURED}+json")
-    members = _envelope.decode(record.value)
+    members = {name: value for name, value in _envelope.decode(record.value).items() if bytes(value) != b"null"}
     data = _data_of(members)
-    return {name: _text(value) for name, value in members.items() if bytes(value) != b"null"}, data
+    return {name: _text(name, value) for name, value in members.items()}, data
 
 
 def _data_of(members: dict[str, msgspec.Raw]) -> bytes | None:
@@ -116,10 +121,10 @@ def _data_of(members: dict[str, msgspec.Raw]) -> bytes | None:
         if plain is not None:
             raise ValueError("the CloudEvent has both data and data_base64")
         return _named("data_base64", lambda: b64decode(msgspec.json.decode(encoded, type=str), validate=True))
-    if plain is None or bytes(plain) == b"null":
+    if plain is None:
         return None
     written = members.get("datacontenttype", b'"application/json"')
-    content = _named("datacontenttype", lambda: msgspec.json.decode(written, type=str | None))
+    content = _text("datacontenttype", written)
     if _media_type(content or "application/json").endswith(("/json", "+json")) or not bytes(plain).startswith(b'"'):
         return bytes(plain)
     return msgspec.json.decode(plain, type=str).encode()
@@ -142,14 +147,23 @@ def _media_type(content: str) -> str:
     return content.split(";", 1)[0].strip().lower()
 
 
-def _text(value: msgspec.Raw) -> str:
+def _text(name: str, value: msgspec.Raw | bytes) -> str:
+    """An attribute as text. Raises ValueError, with its name, for one of the specification's that is no text."""
+    if name in _ATTRIBUTES or name == "specversion":
+        return _named(name, lambda: msgspec.json.decode(value, type=str))
     decoded = msgspec.json.decode(value)
     return decoded if isinstance(decoded, str) else bytes(value).decode()
 
 
-def _aware(text: str) -> datetime:
-    """Parse a time in RFC 3339. Raises ValueError if it is malformed or has no offset from UTC."""
-    moment = _named(f"time {text!r}", lambda: _time.decode(msgspec.json.encode(text)))
+def _aware(text: str, *, cut: bool) -> datetime:
+    """Parse a time in RFC 3339, cut to microseconds with ``cut``.
+
+    Raises ValueError if it is malformed, has no offset from UTC, or is finer than a microsecond.
+    """
+    if not cut and _FINER.search(text):
+        raise ValueError(f"time {text!r} is finer than a microsecond: give CloudEvent(round=True) to cut it")
+    written = _FINER.sub(r"\1", text)
+    moment = _named(f"time {text!r}", lambda: _time.decode(msgspec.json.encode(written)))
     if moment.tzinfo is None:
         raise ValueError(f"time {text!r} has no offset from UTC")
     return moment

@@ -129,7 +129,7 @@ class _AsyncHandler:
             await asyncio.wait(running, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
         if running:
             for task in running:
-                asyncio.tasks._unregister_task(task)  # noqa: SLF001 -- closing the loop would await it forever
+                asyncio.tasks._unregister_task(task)  # noqa: SLF001 -- documented; the loop would await it forever
             raise HandlerMisuse(
                 f"{self._who}: tasks it had started still run {CANCEL_TASKS:g} s after they were cancelled "
                 f"({_names(running)}): let CancelledError out of them, and await them, or use asyncio.TaskGroup"

@@ -66,8 +66,8 @@ KINDS = (
     Kind("handler fails", _with(day=lambda v: v["day"] + 31), Cause.HANDLER, "ValueError: day", number=3),
     Kind("fails once", _trouble("outage 1"), None, number=3, outages=1),
     Kind("fails twice", _trouble("outage 2"), None, number=3, outages=2),
-    Kind("os._exit", _trouble("exit"), Cause.CRASHED, "the process ended", number=1, crashes=True),
-    Kind("segfault", _trouble("segfault"), Cause.CRASHED, "the process ended", number=1, crashes=True),
+    Kind("os._exit", _trouble("exit"), Cause.CRASHED, "each attempt ended the process", number=1, crashes=True),
+    Kind("segfault", _trouble("segfault"), Cause.CRASHED, "each attempt ended the process", number=1, crashes=True),
 )
 CRASHING = sum(kind.crashes for kind in KINDS)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import socketserver
 import struct
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -277,6 +280,30 @@ def test_a_mistake_inside_is_not_kept_quiet(echo: Echo) -> None:
     with pytest.raises(RuntimeError, match="failed inside") as caught:
         proxy.close()
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_client_that_connects_while_the_proxy_closes_leaves_no_socket_open(echo: Echo) -> None:
+    """Each close meets a connection that was accepted and has no transport yet, in a third of the tries."""
+    for _ in range(30):
+        proxy, clients = Proxy("127.0.0.1", echo.server_address[1]), list[socket.socket]()
+
+        def connect(port: int = proxy.port, clients: list[socket.socket] = clients) -> None:
+            with suppress(OSError):
+                while len(clients) < 20:
+                    clients.append(socket.create_connection(("127.0.0.1", port)))
+
+        thread = threading.Thread(target=connect)
+        thread.start()
+        until(lambda clients=clients, thread=thread: bool(clients) or not thread.is_alive(), "a connection")  # type: ignore[misc]
+        proxy.close()
+        thread.join()
+        for client in clients:
+            client.close()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            del proxy
+            gc.collect()
+        assert not [str(warning.message) for warning in seen if "unclosed" in str(warning.message)]
 
 
 # ---- Postgres

@@ -141,6 +141,12 @@ class Proxy:
         if self._listening is not None:
             # Bound but not listening: the kernel refuses for us, and no other process gets the port.
             self._reserved = _bound(self.port)
+            for sock in self._listening.sockets:
+                self.loop.remove_reader(sock)
+            # A client that has connected just now: its transport is made, then its link. A closed server makes none,
+            # and would leave the socket open.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             self._listening.close()
             self._listening = None
 

@@ -167,7 +167,7 @@ def test_a_topic_that_was_created_again(worker_group: WorkerGroup) -> None:
     with pytest.raises(ConfigError, match="offset 5 is outside its log, 0 to 4"):
         admin.plan_accept_topic(worker_group.group, name, offset=5)
     plan = admin.plan_accept_topic(worker_group.group, name, offset=1)
-    assert "1 records before it are left out" in plan.consequences[0]
+    assert "1 records before it are skipped" in plan.consequences[0]
     admin.apply(admin.plan_accept_topic(worker_group.group, name), reason="a test")
     with pytest.raises(Fenced):
         admin.apply(plan, reason="a test")

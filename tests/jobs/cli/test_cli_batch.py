@@ -134,7 +134,7 @@ def test_ctrl_c_with_the_database_away_is_an_abort(
     monkeypatch.setattr(BatchJob, "run", stopped)
     stderr = terminal.job("batch", name="old", exits=130).stderr
     assert stderr.startswith("aborted: the database does not answer; if a batch was opened, it is still open")
-    assert "`seekpoint reload status` lists it" in stderr
+    assert "`seekpoint reload status` lists the batch" in stderr
 
 
 def test_workers_without_lag_leave_nothing_to_refuse(terminal: Terminal, orders_group: OrdersGroup) -> None:

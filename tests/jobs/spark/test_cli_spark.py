@@ -115,7 +115,7 @@ def test_what_cannot_be_run_is_refused_before_java_starts(
     module = name.split(":", maxsplit=1)[0]
     for options, message in (
         ([name, "--trigger", "soon"], "--trigger takes a length of time"),
-        ([name, "--trigger", "1s", "--available-now"], "leave one of them out"),
+        ([name, "--trigger", "1s", "--available-now"], "omit one of them"),
         ([name, "--master", "nowhere"], "'nowhere' is not a Spark master"),
         ([f"{module}:Order"], "is of type StructMeta; expected a SparkPipeline"),
         ([name], "no database is named"),

@@ -191,7 +191,7 @@ def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_ord
     elif pipeline.keep_key_order and raw.key is not None and not is_ordered:
         why = (
             "and later records of its key would have to be blocked behind it, which a batch does not do. "
-            "on_poison={pipeline.on_poison.value!r} is set already; give offset_column= or order_by= to the Upsert, "
+            f"on_poison={pipeline.on_poison.value!r} is set already; give offset_column= or order_by= to the Upsert, "
             "so that rows need no order of records, or let a worker apply these records; and start another run"
         )
     else:

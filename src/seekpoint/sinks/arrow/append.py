@@ -13,7 +13,7 @@ from seekpoint.codecs.arrow import Whole, as_table, is_table, required
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import K_contra, Row, RowRefused, SinkWriter, V_contra, Writer
 from seekpoint.pipeline.table_path import TableName, TableOfTopic, shown_table, table_path
-from seekpoint.records import Record
+from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.conversions import conversions
 from seekpoint.sinks.names import require_whole_names
@@ -85,9 +85,7 @@ class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
     def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
         """Rows of one record; a whole table counts as one. Raises the errors of ``row=``."""
         rows = super().rows(record)
-        if not self._sink.provenance:
-            return rows
-        return [self._with_origin(row) if is_table(type(row[0])) else row for row in rows]
+        return self._tables_with_origin(rows) if self._sink.provenance else rows
 
     def _shape_of(self, kind: type, value: Any) -> Callable[[Any], Row]:
         return self._whole if is_table(kind) else super()._shape_of(kind, value)
@@ -107,6 +105,13 @@ class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
                 f"{self!r}: the table has no column {', '.join(map(repr, missing))}; it has {', '.join(names)}"
             )
         return Whole(table.select(list(self.columns)))
+
+    def _with_origins(self, rows: list[Row], records: Sequence[AnyRecord]) -> list[Row]:
+        rows = super()._with_origins(rows, records)
+        return self._tables_with_origin(rows) if self._sink.provenance else rows
+
+    def _tables_with_origin(self, rows: Iterable[Row]) -> list[Row]:
+        return [self._with_origin(row) if is_table(type(row[0])) else row for row in rows]
 
     def _with_origin(self, row: Row) -> Row:
         """The table with its provenance columns."""

@@ -51,7 +51,11 @@ def outcome(pipeline: Pipeline, chunks: list[list[RawRecord]], *, at_once: bool)
     ]
     dead_letters = batch.outcome.dead_letters
     failures = [(dead.record.id, dead.failure.cause, dead.failure.summary) for dead in dead_letters]
-    return rows, [*failures, *map(str, batch.outcome.ends)], sum(made is not None for _, made, _ in decoded)
+    return (
+        rows,
+        [*failures, *map(str, batch.outcome.ends)],
+        sum(rows_of_chunk is not None for _, rows_of_chunk, _ in decoded),
+    )
 
 
 def numbered(records: list[tuple[bytes | None, bytes | None]]) -> list[RawRecord]:
@@ -117,8 +121,8 @@ def test_changes_become_the_same_rows(
     """Also if a chunk has deletes, changed keys, values that were not sent, or records that fail."""
     if codec == "declared":
         records = [(payload(key), payload(value)) for key, value in records]
-    made = Debezium() if codec == "framed" else Debezium(types={"amount": AMOUNT})
-    declared = changes(made, ["id", "name", "amount"], **options)
+    debezium = Debezium() if codec == "framed" else Debezium(types={"amount": AMOUNT})
+    declared = changes(debezium, ["id", "name", "amount"], **options)
     chunk = numbered(records)
     before = outcome(declared, [chunk, chunk], at_once=False)  # the second time, the codec knows the schema
     assert outcome(declared, [chunk, chunk], at_once=True)[:2] == before[:2]
@@ -155,18 +159,18 @@ def test_a_chunk_of_changes_is_made_into_rows_at_once(odd: tuple[bytes, bytes | 
     """Unless a record has two rows, or none; then the failure names the record in the middle."""
     declared = changes(Debezium(), ["id", "name", "amount"], offset_column="o")
     chunk = numbered([of("c", 1), of("u", 2), odd, of("u", 4)])
-    made, failures, chunks = outcome(declared, [chunk], at_once=True)
-    assert (made, failures) == outcome(declared, [chunk], at_once=False)[:2]
+    rows_at_once, failures, chunks = outcome(declared, [chunk], at_once=True)
+    assert (rows_at_once, failures) == outcome(declared, [chunk], at_once=False)[:2]
     assert chunks == is_at_once
-    assert [id_ for id_, *_ in failures] == ([] if len(made) >= 4 else ["t/0/12"])
+    assert [id_ for id_, *_ in failures] == ([] if len(rows_at_once) >= 4 else ["t/0/12"])
 
 
 def test_after_a_chunk_that_was_decoded_twice_some_are_decoded_record_by_record() -> None:
     declared = changes(Debezium(), ["id", "name", "amount"])
     good, moved = numbered([of("c", 1)]), numbered([of("u", 5, before={"id": 6, "name": "n", "amount": None})])
     for more in range(3):
-        made, failures, chunks = outcome(declared, [moved, *[good] * (ONE_BY_ONE + more)], at_once=True)
-        assert (len(made), failures, chunks) == (2 + ONE_BY_ONE + more, [], more)
+        rows_at_once, failures, chunks = outcome(declared, [moved, *[good] * (ONE_BY_ONE + more)], at_once=True)
+        assert (len(rows_at_once), failures, chunks) == (2 + ONE_BY_ONE + more, [], more)
 
 
 @pytest.mark.parametrize(

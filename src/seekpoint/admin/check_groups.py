@@ -77,9 +77,7 @@ def _without_workers(groups: Sequence[GroupStatus]) -> Iterator[Finding]:
     for group in groups:
         last = max(group.workers, key=lambda worker: worker.seen_at, default=None)
         lags = [partition.lag for partition in group.partitions]
-        if last is None or group.pause is not None or not any(lag != 0 for lag in lags):
-            continue
-        if any(worker.is_live for worker in group.workers):
+        if last is None or group.live_workers or group.pause is not None or not any(lag != 0 for lag in lags):
             continue
         lag = "an unknown number of records" if None in lags else numbered(sum(filter(None, lags)), "record")
         end = "ended" if last.state == "ended" else "was last seen"

@@ -267,7 +267,7 @@ def _require_commits(
     if absent and missing is None:
         raise Fenced(
             f"{origin.name} has no commit {origin.kept_in} for {', '.join(absent)}: say where to start partitions "
-            f"without a commit (--missing earliest or --missing latest, Admin.plan_import(missing=...))"
+            "without a commit (--missing earliest or --missing latest, Admin.plan_import(missing=...))"
         )
     if mirrored := [str(partition) for partition, commit in sorted(commits.items()) if commit.is_mirror]:
         raise Fenced(

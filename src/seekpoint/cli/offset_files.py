@@ -48,7 +48,7 @@ def _spark(file: Path, text: str) -> dict[Partition, int]:
     if ends := sorted(partition for partition, offset in offsets.items() if offset < 0):
         raise ConfigError(
             f"{file}: {ends[0]} has {offsets[ends[0]]}, which means an end of the log in Spark: write the offset, or "
-            f"omit the partition and reset it with --to-earliest or --to-latest"
+            "omit the partition and reset it with --to-earliest or --to-latest"
         )
     return offsets
 

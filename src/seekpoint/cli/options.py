@@ -224,7 +224,7 @@ def job_of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
         if (other.engine.url, other.schema, other.kafka) != (worker.engine.url, worker.schema, worker.kafka):
             raise ConfigError(
                 f"{first} and {target} are Workers with different databases, schemas or brokers, but a job has one of "
-                f"each: name their pipelines instead, and the servers with options"
+                "each: name their pipelines instead, and the servers with options"
             )
     keep_secret(worker.engine.url, dict(worker.kafka))
     return Job(names, worker.engine, dict(worker.kafka), worker.schema, worker.limits)

@@ -39,7 +39,7 @@ def model_decoder(kind: Any, parse: Callable[[bytes], Any]) -> Callable[[bytes],
         raise ConfigError(
             f"Json({_name(kind)}): it has a Decimal, Any or extra fields, whose digits Pydantic keeps only in Python "
             f"values, and {reason}, which it validates differently in Python values and in JSON. Remove one of the "
-            f"two; or give value= your own function from bytes to the model, which decides which digits to keep"
+            "two; or give value= your own function from bytes to the model, which decides which digits to keep"
         )
     of_python = adapter.validate_python
     return _explained(lambda data: of_python(parse(data)))

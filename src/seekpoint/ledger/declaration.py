@@ -129,7 +129,7 @@ def _refusal(
     if comparison.replaced > declaration.seen[comparison.topic]:
         return HandlerOutdated(
             f"group {group!r} writes records of topic {comparison.topic!r} to {', '.join(stored)}, because a worker "
-            f"with accept_declaration has started since; this process is older, and writes them to "
+            "with accept_declaration has started since; this process is older, and writes them to "
             f"{', '.join(declared)}: deploy the newer pipeline"
         )
     return DeclarationDiffers(group, version, comparison.topic, stored=stored, declared=declared)

@@ -179,12 +179,12 @@ class Pipeline(Generic[V, K]):
         if self.handle is not None:
             raise ConfigError(
                 f"{self!r} already has {shown_handler(self.handle)}, and a pipeline has only one: call the second "
-                f"function from it"
+                "function from it"
             )
         if self._is_taken:
             raise ConfigError(
                 f"a worker, a job or a command already uses {self!r}: decorate its handler before that, in the module "
-                f"that declares it"
+                "that declares it"
             )
         check_handler(repr(self), function, self.resources)
         self.handle = function
@@ -206,12 +206,12 @@ class Pipeline(Generic[V, K]):
             if self.retry_order != "partition":
                 raise ConfigError(
                     f"{self!r}: retry_order={self.retry_order!r} is for records whose handler raises, but the "
-                    f"pipeline has no handler: omit retry_order="
+                    "pipeline has no handler: omit retry_order="
                 )
             if unhandled := [topic for topic in self.topics if not any(sink.takes(topic) for sink in self.sinks)]:
                 raise ConfigError(
                     f"{self!r}: no sink takes records of {', '.join(unhandled)}, which would be read and dropped: add "
-                    f"a sink, or remove the topic from topics="
+                    "a sink, or remove the topic from topics="
                 )
         self._is_taken = True
         return self
@@ -398,12 +398,12 @@ class Pipeline(Generic[V, K]):
         if len(self.codecs_of(sink)) > 1:
             raise ConfigError(
                 f"{self!r}: {sink!r} takes several topics, and a truncate in one would delete the rows of all: narrow "
-                f"it with topics=, or omit truncate="
+                "it with topics=, or omit truncate="
             )
         if len([other for other in self.sinks if {*other.tables} & {*sink.tables}]) > 1:
             raise ConfigError(
                 f"{self!r}: another sink writes the table of {sink!r}, and a truncate would delete its rows: omit "
-                f"truncate="
+                "truncate="
             )
 
     def _check_failing(self) -> None:
@@ -435,14 +435,14 @@ class Pipeline(Generic[V, K]):
         if self.on_poison is not OnPoison.DEAD_LETTER:
             raise ConfigError(
                 f"{me}: the position passes a record that waits for its retry, so after its last attempt the record "
-                f"can only be a dead letter: add on_poison='dead_letter'"
+                "can only be a dead letter: add on_poison='dead_letter'"
             )
         if self.retry.attempts == 1:
             raise ConfigError(f"{me}: with Retry(attempts=1) no record waits for a retry: omit retry_order=")
         if order == "key" and keep_key_order is False:
             raise ConfigError(
                 f"{me} keeps the order of each key, also after a dead letter: omit keep_key_order=False, or give "
-                f"retry_order='none'"
+                "retry_order='none'"
             )
         if order == "none" and keep_key_order:
             raise ConfigError(
@@ -462,12 +462,12 @@ class Pipeline(Generic[V, K]):
         if sink.keeps_first:
             raise ConfigError(
                 f"{me}: {sink!r} keeps the first row of a key, and a retried record's row would come too late: give "
-                f"retry_order='partition', or omit it"
+                "retry_order='partition', or omit it"
             )
         if sink.guarded is False:
             raise ConfigError(
                 f"{me}: a retried record would overwrite a newer row in {sink!r}: name the column that orders its "
-                f"rows (order_by= or offset_column=), or omit retry_order="
+                "rows (order_by= or offset_column=), or omit retry_order="
             )
 
     def _require_key_order(self, declared: bool | None) -> None:
@@ -487,7 +487,7 @@ class Pipeline(Generic[V, K]):
             raise ConfigError(
                 f"{self!r}: keep_key_order=False: a replayed dead letter would overwrite its key's newer row in "
                 f"{unguarded[0]!r}: name the column that orders its rows (order_by= or offset_column=), or omit "
-                f"keep_key_order="
+                "keep_key_order="
             )
         self.keep_key_order = True
 

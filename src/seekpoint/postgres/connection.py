@@ -208,7 +208,7 @@ class HandlerConnection(Connection):
     def _misuse(self, call: str) -> NoReturn:
         raise HandlerMisuse(
             f"{self._who} called {call} on its connection: the worker commits rows and offset together, after the "
-            f"handler returns. For a part that may fail, use `with tx.begin_nested():`"
+            "handler returns. For a part that may fail, use `with tx.begin_nested():`"
         )
 
     def commit(self) -> None:

@@ -211,7 +211,7 @@ def grouped(pipeline: Pipeline, records: Sequence[RawRecord]) -> Mapping[Partiti
     for raw_record in records:
         if not isinstance(raw_record.value, bytes | None):
             raise ConfigError(
-                f"process() takes raw records, as the log has them, got one whose value is a "
+                "process() takes raw records, as the log has them, got one whose value is a "
                 f"{type(raw_record.value).__name__}: make it with raw(b'...', topic={raw_record.topic!r})"
             )
     logs = Batch(records).by_partition()

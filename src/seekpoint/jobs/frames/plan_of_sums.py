@@ -106,8 +106,8 @@ def _function(expression: str) -> str:
     if call is None or not _is_closed(call[2]) or call[2].startswith("(distinct "):
         raise ConfigError(
             f"it aggregates with {_shown(expression)}, whose results for two micro-batches do not add up to the "
-            f"result for both: use sum, count and count_if for add=, min for least=, max for most=. Compute their "
-            f"arguments "
+            "result for both: use sum, count and count_if for add=, min for least=, max for most=. Compute their "
+            "arguments "
             "before groupBy, by withColumn, and group by columns"
         )
     return _FUNCTION_ORIGINS[call[1]]

@@ -91,7 +91,7 @@ class TypedValue:
         return Poison(
             f"{Partition(record.topic, record.partition)} offset {record.offset} cannot be decoded by {self._name}: "
             f"{error}. With group, deadLetters=exclude omits records that the group has dead-lettered; without "
-            f"decode, value is the record's bytes",
+            "decode, value is the record's bytes",
             record,
         )
 

@@ -82,7 +82,7 @@ def require_no_secret(spark: SparkSession, database: object, kafka: Mapping[str,
         if value is not None and not any(map(_pattern(redacted).search, (key, str(value)))):
             raise ConfigError(
                 f"{key} is written to Spark's event log and its UI as it is: set spark.redaction.regex before the "
-                f"session is made (seekpoint.spark.REDACTED matches it), and replace passwords that were logged; or "
+                "session is made (seekpoint.spark.REDACTED matches it), and replace passwords that were logged; or "
                 f"give {name} to the executors as a secret of your cluster"
             )
 

@@ -113,14 +113,11 @@ class AttemptSink(Sink, SinkWriter):
     def value_rows(
         self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
     ) -> list[Row] | None:
+        """The rows of the original sink, with their offsets if ``places`` is set; None with ``keys``."""
         if self._keys:  # each row gets a digest of its record's key
             return None
         rows: list[Row] | None = self._writer.value_rows(values, keys, raw)
-        return rows
-
-    def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
-        """Rows of :meth:`value_rows`, with their offsets if ``places`` is set."""
-        if not self._places:
+        if rows is None or not self._places:
             return rows
         pairs = zip(rows, offsets_of(raw), strict=True)
         return [_like(row, (*self._without_missing(row), offset, 0)) for row, offset in pairs]

@@ -99,7 +99,7 @@ class RecordWriter:
         records = piece.records if left_out is nothing_left_out else [raw for raw in piece.records if not left_out(raw)]
         if self._held:
             records = [raw for raw in records if not self._holds(raw)]
-        rows = None if piece.unreadable else self._at_once(records)
+        rows = None if piece.unreadable else self._writers.rows_at_once(records)
         if rows is None:
             unread = {(raw.topic, raw.partition, raw.offset): error for raw, error in piece.unreadable}
             for raw in records:
@@ -120,11 +120,6 @@ class RecordWriter:
             for sink, rows in zip(self._pipeline.sinks, record.rows, strict=True)
         ]
         return record._replace(rows=rows_of_sinks)
-
-    def _at_once(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
-        """A row for each record, made in one call; None if records must be decoded one by one."""
-        rows, sink = self._writers.rows_at_once(raw), self._writers.by_value
-        return sink.placed(rows, raw) if rows is not None and isinstance(sink, AttemptSink) else rows
 
     def _flush(self) -> WriteResult:
         """Write the waiting records; those that cannot be written are dead-lettered."""

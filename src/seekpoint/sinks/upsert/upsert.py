@@ -325,8 +325,10 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
     ) -> list[Row] | None:
         """The row that ``rows`` makes of each record; None if it makes several of one, or none."""
         decoded = zip(raw, [record.key for record in raw] if keys is None else keys, values, strict=True)
-        each = [[*self.rows(msgspec.structs.replace(record, key=key, value=value))] for record, key, value in decoded]
-        return [row for (row,) in each] if {1}.issuperset(map(len, each)) else None
+        rows_of_records = [
+            [*self.rows(msgspec.structs.replace(record, key=key, value=value))] for record, key, value in decoded
+        ]
+        return [row for (row,) in rows_of_records] if {1}.issuperset(map(len, rows_of_records)) else None
 
     def _lacks_key(self, rows: Sequence[Row]) -> bool:
         """Whether a column that must not be null is null in one of the rows."""

@@ -128,7 +128,7 @@ class Replayer:
         except DBAPIError as error:
             if before and before[-1].committing and connection_lost(error):
                 error.add_note(
-                    f"COMMIT got no answer, and the server could not be asked whether it took effect: `seekpoint "
+                    "COMMIT got no answer, and the server could not be asked whether it took effect: `seekpoint "
                     f"dead-letters show {id}` shows it. Replaying dead letter {id} again is safe: it is applied once"
                 )
             raise

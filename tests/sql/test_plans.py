@@ -108,7 +108,7 @@ def parameters(rows: list[Row[Any]]) -> Mapping[str, Any]:
         "age": timedelta(seconds=9),
         "application_name": "seekpoint test",
         "synchronous_commit": "on",
-        "transaction_age": "60000ms",
+        "transaction_age": 60000,
     }
 
 

@@ -134,7 +134,7 @@ def _holding(rows: Sequence[Sequence[Any]], settings: Settings) -> dict[str, Any
         **arrays(rows, *_HELD),
         "application_name": settings.application_name,
         "synchronous_commit": "on" if settings.synchronous_commit else "off",
-        "transaction_age": f"{round(settings.transaction_age * 1000)}ms",
+        "transaction_age": max(1, round(settings.transaction_age * 1000)),  # 0 would mean none
     }
 
 

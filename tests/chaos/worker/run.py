@@ -42,6 +42,15 @@ INJECT: Mapping[str, Callable[[FaultContext, Fault], Injected | None]] = {
 MAY_FALL = {"rewind", "postgres_killed", "postgres_killed_async"}  # where a position may go back (O4)
 
 
+#: The open transactions, the oldest first, and which sessions each waits for.
+OPEN_TRANSACTIONS = """
+SELECT pid, backend_xid, clock_timestamp() - xact_start AS age, state, wait_event_type, wait_event,
+       pg_blocking_pids(pid), application_name, left(query, 200)
+FROM pg_stat_activity
+WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()
+ORDER BY xact_start
+"""
+
 KEYS = 2000  # of the records of a pool in which records wait: what waits for one of its key is retried alone
 
 
@@ -143,10 +152,11 @@ def _autopsy(environment: Environment, report: Report) -> list[str]:
         with environment.connect() as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             judged = account(connection, environment.topic, environment.base, positions(connection, environment.topic))
+            sessions = [str(session) for session in connection.execute(OPEN_TRANSACTIONS).fetchall()]
     except psycopg.OperationalError as error:
         return [f"and the database cannot be asked about its rows: {error}"]
     report.add(judged)
-    return judged.differing or ["all rows agree with the ledger"]
+    return [*(judged.differing or ["all rows agree with the ledger"]), "open transactions:", *sessions]
 
 
 def _inject(context: FaultContext, fault: Fault, report: Report) -> str:

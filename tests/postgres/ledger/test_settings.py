@@ -108,7 +108,7 @@ def test_a_transaction_is_bounded_and_named(new_worker: NewLedgerWorker, seekpoi
         assert show(tx, "application_name") == f"seekpoint {worker.ledger.owner.hex[:8]} g"
         assert show(tx, "idle_in_transaction_session_timeout") == "12500ms"
         if (tx.dialect.server_version_info or (0,)) >= (17,):
-            assert show(tx, "transaction_timeout") == "12500ms"
+            assert show(tx, "transaction_timeout") == "12501ms"
 
 
 ODD = """O'Dd "group" %s %(x)s :y \\ {z} ü 漢"""

@@ -64,6 +64,26 @@ def test_an_abandoned_transaction_is_ended(new_worker: NewLedgerWorker, seekpoin
     successor.exactly({0: 2, 1: 2})
 
 
+def test_an_abandoned_transaction_that_wrote_under_a_savepoint_is_ended(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine
+) -> None:
+    """I1, I2: a row locked before the savepoint and written after it names two transaction ids at once."""
+    worker, strict = new_worker(positions={0: 0, 1: 0}), new_worker(limits=STRICT)
+    with seekpoint_engine.connect() as tx:
+        transaction = worker.hold(tx, 1)
+        with tx.begin_nested():
+            worker.write(tx, 1, 0, 5)
+            worker.ledger.advance(tx, [worker.move(1, 5)], transaction)
+        pid = backend(tx)
+        claimed = strict.claim(0, 1)
+        assert claimed.terminated == (pid,)
+        until(lambda: not alive(seekpoint_engine, pid), "the end of the abandoned session")
+        tx.invalidate()
+    assert strict.claim(1).stalled == ()
+    strict.commit({0: 2, 1: 2})
+    strict.exactly({0: 2, 1: 2})
+
+
 def test_another_session_that_locks_the_row_is_not_ended(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: only sessions of ours are ended: a session of psql is waited for."""
     worker, strict = new_worker(positions={0: 0, 1: 0}), new_worker(limits=STRICT)
@@ -85,6 +105,28 @@ def test_the_server_ends_a_transaction_that_is_too_old(new_worker: NewLedgerWork
         until(lambda: not alive(seekpoint_engine, pid), "the end of the session that is idle in its transaction")
         with pytest.raises(DBAPIError):
             tx.execute(text("COMMIT"))
+        tx.invalidate()
+    worker.exactly({0: 0})
+
+
+def test_the_server_ends_a_transaction_that_stands_still_after_an_error(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine
+) -> None:
+    """I1: any error, even one rolled back to a savepoint, ends the transaction's timer; the idle one stays."""
+    worker = new_worker(limits=Limits(transaction_age=2.0), positions={0: 0})
+
+    def refused(tx: Connection) -> None:
+        with tx.begin_nested():
+            tx.execute(text("SELECT 1 / 0"))
+
+    with seekpoint_engine.connect() as tx:
+        transaction = worker.hold(tx, 0)
+        with pytest.raises(DBAPIError, match="division"):
+            refused(tx)
+        worker.write(tx, 0, 0, 5)
+        worker.ledger.advance(tx, [worker.move(0, 5)], transaction)
+        pid = backend(tx)
+        until(lambda: not alive(seekpoint_engine, pid), "the end of the session that stands still")
         tx.invalidate()
     worker.exactly({0: 0})
 

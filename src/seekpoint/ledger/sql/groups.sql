@@ -95,12 +95,17 @@ SELECT named.name,
 FROM unnest(%(names)s::text[]) AS named (name);
 
 -- name: abandoned
--- The sessions that hold these rows' locks now, each found by its transaction id: the row's xmax.
+-- The sessions that hold these rows' locks now. Each is found by its transaction id, which is the row's xmax; but if a
+-- row was locked before a savepoint and written under it, xmax stands for both ids. So a session of the row's owner
+-- that has locked or written anything counts, too.
 SELECT DISTINCT activity.pid
 FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
 JOIN seekpoint.partition_offset AS blocked
   ON blocked.consumer_group = %(group)s AND blocked.topic = asked.topic AND blocked.partition = asked.partition
-JOIN pg_stat_activity AS activity ON activity.backend_xid = blocked.xmax
+JOIN pg_stat_activity AS activity
+  ON activity.backend_xid = blocked.xmax
+  OR (activity.backend_xid IS NOT NULL
+      AND starts_with(activity.application_name, 'seekpoint ' || left(blocked.owner::text, 8) || ' '))
 WHERE starts_with(activity.application_name, 'seekpoint ')
   AND activity.xact_start < clock_timestamp() - %(age)s::interval;
 

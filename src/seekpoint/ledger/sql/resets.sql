@@ -41,11 +41,17 @@ CROSS JOIN LATERAL (
 ) AS o;
 
 -- name: locked_since
--- Since when a session has locked a row; no time if this login may not see other sessions.
+-- Since when a session has locked a row, found as in abandoned (groups.sql); no time if this login may not see other
+-- sessions.
 SELECT activity.application_name, activity.xact_start
 FROM seekpoint.partition_offset AS blocked
-JOIN pg_stat_activity AS activity ON activity.backend_xid = blocked.xmax
-WHERE blocked.consumer_group = %(group)s AND blocked.topic = %(topic)s AND blocked.partition = %(partition)s;
+JOIN pg_stat_activity AS activity
+  ON activity.backend_xid = blocked.xmax
+  OR (activity.backend_xid IS NOT NULL
+      AND starts_with(activity.application_name, 'seekpoint ' || left(blocked.owner::text, 8) || ' '))
+WHERE blocked.consumer_group = %(group)s AND blocked.topic = %(topic)s AND blocked.partition = %(partition)s
+ORDER BY activity.xact_start
+LIMIT 1;
 
 -- name: samples_before
 -- The last sample before a moment, so that a reset passes no record that may not have been applied by then.

@@ -14,15 +14,17 @@
 -- expected, or raises: only the holder of the current claim (I2), and only from the exact position that was read (I3),
 -- writes anything. A lateral lock for each row keeps the plan a loop over the primary key, whatever the statistics say.
 -- The transaction's settings are sent along, to save a round trip; transaction_timeout came with Postgres 17. Returns
--- the transaction's id.
+-- the transaction's id. After an error, even one that is rolled back to a savepoint, Postgres no longer applies
+-- transaction_timeout; it applies the idle timeout only if that is the shorter one. So a worker that stands still is
+-- ended in any case.
 SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
             ELSE ('seekpoint: claim or position is not the expected one; rows held: ' || rows.n)::integer END AS held,
        pg_current_xact_id()::text AS transaction,
        set_config('application_name', %(application_name)s, true) AS application_name,
        set_config('synchronous_commit', %(synchronous_commit)s, true) AS synchronous_commit,
-       set_config('idle_in_transaction_session_timeout', %(transaction_age)s, true) AS idle,
+       set_config('idle_in_transaction_session_timeout', (%(transaction_age)s::integer)::text, true) AS idle,
        CASE WHEN current_setting('server_version_num')::integer >= 170000
-            THEN set_config('transaction_timeout', %(transaction_age)s, true) END AS age
+            THEN set_config('transaction_timeout', (%(transaction_age)s::integer + 1)::text, true) END AS age
 FROM (
     SELECT count(*) AS n
     FROM unnest((SELECT %(held_topic)s::text[]), (SELECT %(held_partition)s::integer[]),

@@ -41,7 +41,7 @@ def as_worker(tx: Connection, limits: Limits, before: Mapping[str, str]) -> str:
 
     ``before`` is the result of :func:`session_of`.
     """
-    settings = {**before, "transaction_age": f"{round(limits.transaction_age * 1000)}ms"}
+    settings = {**before, "transaction_age": max(1, round(limits.transaction_age * 1000))}
     return str(tx.exec_driver_sql(REPLAY["as_worker"].text, settings).one().transaction)
 
 

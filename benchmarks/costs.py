@@ -77,7 +77,7 @@ def rows_of(pieces: Sequence[Piece]) -> list[list[Row]]:
     """The rows that codec and sink make of the values, piece by piece, as in a task."""
     writers, batches = PipelineWriters(rebuild.pipeline()), []
     for piece in pieces:
-        rows = writers.sinks[0].value_rows(writers.values(piece.records), None, piece.records)
+        rows = writers.sinks[0].chunk_rows(writers.values(piece.records), None, piece.records)
         assert rows is not None
         batches.append(rows)
     return batches

@@ -28,7 +28,7 @@ STAGES = {
     "which partition, which position": "seekpoint.worker.assignment.worker_assignment:WorkerAssignment.accept_messages",
     "messages to records": "seekpoint.worker.reader:Reader._readable",
     "decode": "seekpoint.pipeline.writers:PipelineWriters.values",
-    "values to rows": "seekpoint.sinks.table_writer:TableWriter.value_rows",
+    "values to rows": "seekpoint.sinks.table_writer:TableWriter.chunk_rows",
     "rows to COPY": "seekpoint.sinks.copy:_Copy.write",
     "the end of COPY": "psycopg:Copy.__exit__",
     "hold": "seekpoint.ledger:GroupLedger.hold",

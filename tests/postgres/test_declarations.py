@@ -82,7 +82,7 @@ class Note(msgspec.Struct):
 def test_each_writer_learns_the_columns_of_its_own_first_row() -> None:
     sink: Append[Any, Any] = Append("t")
     first, other = sink.writer(), sink.writer()
-    assert first.value_rows([Order(1, "a")], None, []) == [(1, "a")]
-    assert other.value_rows([Note("b", 2)], None, []) == [("b", 2)]
-    assert first.value_rows([Note("c", 3)], None, []) == [(3, "c")], "in the order of its first row"
+    assert first.chunk_rows([Order(1, "a")], None, []) == [(1, "a")]
+    assert other.chunk_rows([Note("b", 2)], None, []) == [("b", 2)]
+    assert first.chunk_rows([Note("c", 3)], None, []) == [(3, "c")], "in the order of its first row"
     assert sink.written is None

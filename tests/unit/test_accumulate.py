@@ -66,7 +66,7 @@ def test_a_row_has_the_columns_in_the_order_of_their_parts() -> None:
     its: dict[str, Any] = {"key": ["day", "shop"], "add": ["cents"]}
     writer = Accumulate("sales", **its).writer()
     sales = [Sale("mon", "a", 5), Sale("tue", "b", None)]
-    assert writer.value_rows(sales, None, []) == [("mon", "a", 5), ("tue", "b", None)]
+    assert writer.chunk_rows(sales, None, []) == [("mon", "a", 5), ("tue", "b", None)]
     sink = Accumulate("sales", **its, least=["first"], most=["last"], row=lambda r: {**r.value, "first": 1, "last": 2})
     rows = sink.writer().rows(record({"shop": "a", "cents": 5, "day": "mon"}))
     assert list(rows) == [("mon", "a", 5, 1, 2)]
@@ -76,7 +76,7 @@ def test_a_row_has_the_columns_in_the_order_of_their_parts() -> None:
 
 def test_a_key_that_is_null_is_poison() -> None:
     writer = Accumulate("sales", key=["day", "shop"], add=["cents"]).writer()
-    assert writer.value_rows([{"day": "mon", "shop": None, "cents": 1}], None, []) is None
+    assert writer.chunk_rows([{"day": "mon", "shop": None, "cents": 1}], None, []) is None
     with pytest.raises(Poison, match="column 'shop' is null"):
         list(writer.rows(record({"day": "mon", "shop": None, "cents": 1})))
 

@@ -232,13 +232,13 @@ def test_other_values_become_the_same_rows(
 
 def test_sinks_that_need_whole_records_decode_nothing_ahead() -> None:
     for sink in (Append("t", row=lambda record: record.value), Upsert("t", key=["id"], rows=lambda record: [])):
-        assert PipelineWriters(pipeline(sink, Json(), Text())).by_value is None
+        assert PipelineWriters(pipeline(sink, Json(), Text())).chunk_writer is None
 
 
 def test_a_sink_that_returns_too_few_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     writers = PipelineWriters(pipeline(Append("t"), Json(Order), Text()))
-    assert writers.by_value is not None
-    monkeypatch.setattr(type(writers.by_value), "value_rows", lambda *_: [(1, "a")])
+    assert writers.chunk_writer is not None
+    monkeypatch.setattr(type(writers.chunk_writer), "chunk_rows", lambda *_: [(1, "a")])
     chunk = lazy(numbered([(b"k", b'{"id":1,"note":"a"}')] * 2))
-    with pytest.raises(ConfigError, match="value_rows returned 1 rows for 2 records"):
+    with pytest.raises(ConfigError, match="chunk_rows returned 1 rows for 2 records"):
         writers.rows_at_once(chunk)

@@ -79,7 +79,7 @@ def test_it_is_a_sink_that_can_make_rows_of_values_and_says_whether_it_is_guarde
 
 def test_the_key_of_a_struct_is_checked_at_the_first_row() -> None:
     with pytest.raises(ConfigError, match="the rows have no nope; their columns are id, note"):
-        Upsert("t", key=["nope"]).writer().value_rows([Order(1)], None, [])
+        Upsert("t", key=["nope"]).writer().chunk_rows([Order(1)], None, [])
 
 
 # -- rows ---------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_provenance_comes_after_the_rows_columns_in_both_sinks() -> None:
         writer: Any = sink.writer()
         assert list(writer.rows(built)) == [(1, "n", "t", 3, 9)]
         assert writer.written == ("id", "note", "t", "p", "o")
-        assert writer.value_rows([built.value], None, [built]) == [(1, "n", "t", 3, 9)]
+        assert writer.chunk_rows([built.value], None, [built]) == [(1, "n", "t", 3, 9)]
         assert sink.written is None
     alone = Append("t", provenance={"offset": "o"})
     assert list(alone.writer().rows(built)) == [(1, "n", 9)]
@@ -109,7 +109,7 @@ def test_rows_that_makes_one_row_instead_of_a_list_is_the_programs_mistake(sink:
 def test_a_null_in_key_or_order_is_poison(value: dict[str, Any]) -> None:
     sink = Upsert("t", key=["id"], columns=["id", "at"], order_by="at")
     writer = sink.writer()
-    assert writer.value_rows([{"id": 1, "at": 1}, value], None, []) is None, "one by one: the error names the record"
+    assert writer.chunk_rows([{"id": 1, "at": 1}, value], None, []) is None, "one by one: the error names the record"
     with pytest.raises(Poison, match="is null: the columns of key= and order_by= need a value"):
         list(sink.writer().rows(record(value)))
 

@@ -59,7 +59,7 @@ class SinkWriter(Protocol[V_contra, K_contra]):
         """Begin to write; if the block ends without an error, the database has taken every row."""
         ...
 
-    def value_rows(
+    def chunk_rows(
         self,
         values: Sequence[V_contra],  # noqa: ARG002 -- the default
         keys: Sequence[K_contra] | None,  # noqa: ARG002

@@ -24,7 +24,7 @@ class PipelineWriters(Generic[V, K]):
     """One worker's decoders and writers for a pipeline; only this worker uses their caches.
 
     ``handler``, called with the transaction and the batch, is the pipeline's, or a function that runs an async one.
-    ``by_value`` is the sink's writer if it makes the rows of a chunk in one call (``value_rows``), and there is no
+    ``chunk_writer`` is the sink's writer if it makes the rows of a chunk in one call (``chunk_rows``), and there is no
     handler and one sink, which takes every topic; None for topics by pattern.
     """
 
@@ -53,8 +53,8 @@ class PipelineWriters(Generic[V, K]):
         is_only = (
             pipeline.pattern is None and pipeline.handle is None and len(self.sinks) == 1 and all(self._taking.values())
         )
-        self.by_value = (
-            self.sinks[0] if is_only and self.sinks[0].value_rows([], self._keys([]), []) is not None else None
+        self.chunk_writer = (
+            self.sinks[0] if is_only and self.sinks[0].chunk_rows([], self._keys([]), []) is not None else None
         )
 
     def rows(self, record: Record[V, K | None]) -> list[tuple[Row, ...]]:
@@ -116,12 +116,12 @@ class PipelineWriters(Generic[V, K]):
 
     def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
         """One row per record of a chunk, made in one call; None if records must be decoded one by one."""
-        sink = self.by_value
+        sink = self.chunk_writer
         if sink is None or self._one_by_one:
             self._one_by_one = max(self._one_by_one - 1, 0)
             return None
         try:
-            rows = sink.value_rows(self.values(raw), self._keys(raw), raw)
+            rows = sink.chunk_rows(self.values(raw), self._keys(raw), raw)
         except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
             raise
         except BaseException:  # noqa: BLE001 -- raised again, with its record, when they are decoded one by one
@@ -130,7 +130,7 @@ class PipelineWriters(Generic[V, K]):
             self._one_by_one = ONE_BY_ONE
         elif len(rows) != len(raw):
             raise ConfigError(
-                f"{sink!r}: value_rows returned {len(rows):,} rows for {len(raw):,} records: return one row for each "
+                f"{sink!r}: chunk_rows returned {len(rows):,} rows for {len(raw):,} records: return one row for each "
                 "record, or None"
             )
         return rows

@@ -47,7 +47,7 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
             rows = [(*row, *origin) for row in rows]
         return rows
 
-    def value_rows(
+    def chunk_rows(
         self,
         values: Sequence[Any],
         keys: Sequence[Any] | None,  # noqa: ARG002 -- the values are the rows

@@ -137,7 +137,7 @@ def test_rows_that_are_made_of_values_alone_keep_their_order(orders_group: Order
         pipeline = Pipeline(
             orders_group.group, topics=orders_group.topic, value=Json(Order), sinks=[sink], version=version
         )
-        assert PipelineWriters(pipeline).by_value is not None
+        assert PipelineWriters(pipeline).chunk_writer is not None
         return pipeline
 
     records = [of(n % 20, n, n) for n in range(60)]

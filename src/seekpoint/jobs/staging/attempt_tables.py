@@ -110,13 +110,13 @@ class AttemptSink(Sink, SinkWriter):
         digest = blake2b(raw.key, digest_size=16).hexdigest()
         return [_like(row, (*row, digest)) for row in rows]
 
-    def value_rows(
+    def chunk_rows(
         self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
     ) -> list[Row] | None:
         """The rows of the original sink, with their offsets if ``places`` is set; None with ``keys``."""
         if self._keys:  # each row gets a digest of its record's key
             return None
-        rows: list[Row] | None = self._writer.value_rows(values, keys, raw)
+        rows: list[Row] | None = self._writer.chunk_rows(values, keys, raw)
         if rows is None or not self._places:
             return rows
         pairs = zip(rows, offsets_of(raw), strict=True)

@@ -140,11 +140,11 @@ class AccumulateWriter(TableWriter[Accumulate[Any, Any]]):
         """A record's rows, from ``row=``, ``rows=`` or the value itself."""
         return list(super().rows(record))
 
-    def value_rows(
+    def chunk_rows(
         self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
     ) -> list[Row] | None:
         """The rows of many values in one call; None if a key is null, so that the error names its record."""
-        rows = super().value_rows(values, keys, raw)
+        rows = super().chunk_rows(values, keys, raw)
         if rows is None or any(None in map(itemgetter(place), rows) for place in range(len(self._sink.key))):
             return None
         return rows

@@ -309,7 +309,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
                     raise Poison(f"{self!r}: column {name!r} is null: the columns of key= and order_by= need a value")
         return rows
 
-    def value_rows(
+    def chunk_rows(
         self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
     ) -> list[Row] | None:
         """The row of each record, or its deletion; None if a key is null, so that the error names its record."""
@@ -317,7 +317,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
             return self._row_of_each(values, keys, raw)
         for value in values[:1]:
             self._warn_of_changes(value)
-        rows = super().value_rows(values, keys, raw)
+        rows = super().chunk_rows(values, keys, raw)
         return None if rows is None or self._lacks_key(rows) else rows
 
     def _row_of_each(
@@ -487,7 +487,7 @@ class ChangesWriter(UpsertWriter):
             raise ConfigError(f"{self!r}: a truncate came in {record.topic}/{record.partition}: {ONE_PARTITION}")
         return Truncated(self._deleted(record, (None,) * len(self._sink.key)))
 
-    def value_rows(
+    def chunk_rows(
         self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
     ) -> list[Row] | None:
         """The row of each record, or its deletion; None if a changed key makes two of one."""

@@ -1,6 +1,7 @@
 """Writes the tables and plots of two pages from a report.
 
 python benchmarks/page.py bench-report.json
+python benchmarks/page.py docs/assets/bench-report.json bench-report.json    adds the second one's questions to the first
 
 ``docs/internals/benchmarks.md`` has all rows: the text between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is
 replaced. ``docs/performance.md`` has the rows that its markers name: ``<!-- rates: append ÷ floor; loop -->`` with rate
@@ -15,6 +16,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 
 from bars import Bar, chart
@@ -96,6 +98,19 @@ def with_verdicts(report: Row) -> Row:
         for suffix in suffixes
     }
     return {"runs": runs, "goals": judge(rows, runs), "summary": summary(rows, against), "rows": rows}
+
+
+def joined(report: Row, other: Row) -> Row:
+    """The report with the runs of another, which may be of another machine: no ratio spans two runs.
+
+    Raises ValueError if both have rows of one question, whose medians would mix two machines.
+    """
+    both = {row["question"] for row in report["rows"]} & {row["question"] for row in other["rows"]}
+    if both:
+        raise ValueError(f"both reports have {', '.join(sorted(both))}: continue the first with run.py --resume")
+    last = max(run["run"] for run in report["runs"])
+    runs, rows = ([{**entry, "run": entry["run"] + last} for entry in other[part]] for part in ("runs", "rows"))
+    return {"runs": [*report["runs"], *runs], "rows": [*report["rows"], *rows]}
 
 
 def shown(report: Row) -> str:
@@ -324,10 +339,11 @@ def _number(value: float | None) -> str:
 
 def main() -> int:
     """Write pages, plots and copy."""
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         print(__doc__)
         return 2
-    report = with_verdicts(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    reports = [json.loads(Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:]]
+    report = with_verdicts(reduce(joined, reports))
     ASSETS.mkdir(exist_ok=True)
     COPY.write_text(shown(report), encoding="utf-8")
     for old in ASSETS.glob("*.svg"):

@@ -107,6 +107,19 @@ def test_a_table_may_have_lines_of_other_groups_beside_its_own() -> None:
     assert "Not measured yet" in page.render({"summary": lines[:3]}, text)
 
 
+def test_questions_asked_on_another_machine_are_added_as_other_runs() -> None:
+    ours = {
+        "runs": [{"run": 1, "cores_used": 4}, {"run": 2, "cores_used": 2}],
+        "rows": [{"question": "append", "run": 2}],
+    }
+    other = {"runs": [{"run": 1, "cores_used": 2}], "rows": [{"question": "debezium", "run": 1}]}
+    both = page.joined(ours, other)
+    assert [(run["run"], run["cores_used"]) for run in both["runs"]] == [(1, 4), (2, 2), (3, 2)]
+    assert [(row["question"], row["run"]) for row in both["rows"]] == [("append", 2), ("debezium", 3)]
+    with pytest.raises(ValueError, match="both reports have append"):
+        page.joined(ours, ours)
+
+
 def test_a_figure_of_its_own_may_have_a_most_and_be_measured_once() -> None:
     goal = Goal("claims", 3, "claims", key="claim_ms", case="1,000", at_most=True, once=True)
     rows = [row("claims", None, mode="10 partitions", claim_ms=0.1), row("claims", None, mode="1,000", claim_ms=3.1)]

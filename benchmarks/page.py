@@ -1,7 +1,7 @@
 """Writes the tables and plots of two pages from a report.
 
 python benchmarks/page.py bench-report.json
-python benchmarks/page.py docs/assets/bench-report.json bench-report.json    adds the second one's questions to the first
+python benchmarks/page.py docs/assets/bench-report.json bench-report.json    adds the second report
 
 ``docs/internals/benchmarks.md`` has all rows: the text between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is
 replaced. ``docs/performance.md`` has the rows that its markers name: ``<!-- rates: append ÷ floor; loop -->`` with rate

@@ -51,11 +51,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one transaction, sent together with hold; times in seconds."""
+    """Settings of one transaction, sent together with hold. ``transaction_age`` is in seconds; None: no timeouts."""
 
     application_name: str
     synchronous_commit: bool
-    transaction_age: float
+    transaction_age: float | None
 
 
 def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) -> str:
@@ -129,12 +129,13 @@ def _claim_after(move: Move) -> Claim:
 
 
 def _holding(rows: Sequence[Sequence[Any]], settings: Settings) -> dict[str, Any]:
+    age = settings.transaction_age
     return {
         "expected": len(rows),
         **arrays(rows, *_HELD),
         "application_name": settings.application_name,
         "synchronous_commit": "on" if settings.synchronous_commit else "off",
-        "transaction_age": max(1, round(settings.transaction_age * 1000)),  # 0 would mean none
+        "transaction_age": 0 if age is None else max(1, round(age * 1000)),
     }
 
 

@@ -13,6 +13,8 @@ from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
 from seekpoint.ledger import GroupLedger, Move
+from seekpoint.ledger.advance import Settings, hold
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 from support.fixtures import NewEngine
@@ -109,6 +111,17 @@ def test_a_transaction_is_bounded_and_named(new_worker: NewLedgerWorker, seekpoi
         assert show(tx, "idle_in_transaction_session_timeout") == "12500ms"
         if (tx.dialect.server_version_info or (0,)) >= (17,):
             assert show(tx, "transaction_timeout") == "12501ms"
+
+
+def test_a_transaction_without_an_age_is_not_bounded(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
+    """A batch job's last transaction takes as long as its rows need."""
+    worker = new_worker(positions={0: 0})
+    with seekpoint_engine.begin() as tx:
+        scope = GroupConnection(tx, worker.ledger.schema, worker.ledger.group)
+        hold(scope, worker.expected(0), Settings("seekpoint-batch", True, None))
+        assert show(tx, "idle_in_transaction_session_timeout") == "0"
+        if (tx.dialect.server_version_info or (0,)) >= (17,):
+            assert show(tx, "transaction_timeout") == "0"
 
 
 ODD = """O'Dd "group" %s %(x)s :y \\ {z} ü 漢"""

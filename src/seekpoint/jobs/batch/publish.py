@@ -118,7 +118,7 @@ def _hold(tx: Step, scope: GroupConnection, driver: Driver, pipeline: Pipeline, 
     positions = tx.positions()
     expected = [claims[position.partition] for position in positions]
     # Not a worker's application name: a claim that waits for these rows may terminate sessions of abandoned workers.
-    settings = Settings(f"seekpoint-batch {driver.run.id.hex[:8]} {scope.group}"[:63], True, 0.0)
+    settings = Settings(f"seekpoint-batch {driver.run.id.hex[:8]} {scope.group}"[:63], True, None)
     transaction = hold(scope, [Expected(claim, claim.next_offset) for claim in expected], settings)
     require_no_held_keys(scope, pipeline, {position.partition.topic: position.topic_id for position in positions})
     return transaction

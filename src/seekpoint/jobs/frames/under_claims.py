@@ -129,7 +129,7 @@ def open_run(
     limits: Limits,
 ) -> Driver:
     """Insert the run of a micro-batch, with its ranges. Raises Fenced if the claims are not current (I2)."""
-    run, settings = uuid4(), Settings(f"seekpoint-batch {source.group}"[:63], True, 0.0)
+    run, settings = uuid4(), Settings(f"seekpoint-batch {source.group}"[:63], True, None)
     ordered = sorted(claims.items())
     with transaction(engine, schema, lock_wait=limits.transaction_age) as tx:
         scope = GroupConnection(tx.connection, schema, source.group)

@@ -16,7 +16,7 @@
 -- The transaction's settings are sent along, to save a round trip; transaction_timeout came with Postgres 17. Returns
 -- the transaction's id. After an error, even one that is rolled back to a savepoint, Postgres no longer applies
 -- transaction_timeout; it applies the idle timeout only if that is the shorter one. So a worker that stands still is
--- ended in any case.
+-- ended in any case. An age of 0 sets neither.
 SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
             ELSE ('seekpoint: claim or position is not the expected one; rows held: ' || rows.n)::integer END AS held,
        pg_current_xact_id()::text AS transaction,
@@ -24,7 +24,9 @@ SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
        set_config('synchronous_commit', %(synchronous_commit)s, true) AS synchronous_commit,
        set_config('idle_in_transaction_session_timeout', (%(transaction_age)s::integer)::text, true) AS idle,
        CASE WHEN current_setting('server_version_num')::integer >= 170000
-            THEN set_config('transaction_timeout', (%(transaction_age)s::integer + 1)::text, true) END AS age
+            THEN set_config('transaction_timeout',
+                            (%(transaction_age)s::integer + least(%(transaction_age)s::integer, 1))::text, true)
+            END AS age
 FROM (
     SELECT count(*) AS n
     FROM unnest((SELECT %(held_topic)s::text[]), (SELECT %(held_partition)s::integer[]),

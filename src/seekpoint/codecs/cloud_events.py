@@ -24,7 +24,7 @@ _ATTRIBUTES = ("id", "source", "type", "subject", "time", "dataschema", "datacon
 _REQUIRED = ("id", "source", "type")
 _envelope = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _time = msgspec.json.Decoder(datetime)
-_FINER = re.compile(r"(\.\d{6})\d*[1-9]\d*")  # than a microsecond
+FINER = re.compile(r"([.,]\d{6})\d*[1-9]\d*")  # a time's fraction of a second that is finer than a microsecond
 
 
 class Event(msgspec.Struct, Generic[D], frozen=True, kw_only=True):
@@ -160,10 +160,10 @@ def _aware(text: str, *, cut: bool) -> datetime:
 
     Raises ValueError if it is malformed, has no offset from UTC, or is finer than a microsecond.
     """
-    if not cut and _FINER.search(text):
-        raise ValueError(f"time {text!r} is finer than a microsecond: give CloudEvent(round=True) to cut it")
-    written = _FINER.sub(r"\1", text)
+    written = FINER.sub(r"\1", text)
     moment = _named(f"time {text!r}", lambda: _time.decode(msgspec.json.encode(written)))
+    if written != text and not cut:
+        raise ValueError(f"time {text!r} is finer than a microsecond: give CloudEvent(round=True) to cut it")
     if moment.tzinfo is None:
         raise ValueError(f"time {text!r} has no offset from UTC")
     return moment

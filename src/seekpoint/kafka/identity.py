@@ -34,6 +34,7 @@ T = TypeVar("T")
 Described = dict[str, Any]  # the brokers' answer about each topic, or their error
 NO_ID = UUID(int=0)  # the answer of brokers that know the topic, but not (yet) its id
 _REFUSALS = {*NO_RIGHT, KafkaError.TOPIC_EXCEPTION}  # the last one: no topic can have this name
+SHORT_TIMEOUT = 3.0  # seconds to wait where an outage is to be reported soon, and the request is repeated
 CHECK_KAFKA = "check that the brokers run, and check bootstrap.servers and the security settings"
 
 

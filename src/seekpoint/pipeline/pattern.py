@@ -8,7 +8,6 @@ from string import Formatter
 
 from seekpoint.errors import ConfigError
 
-_MOST = 63  # bytes of a table's name; the server cuts a longer one
 _INTERNAL = "__"  # the prefix of Kafka's own topics, and of its tools' topics
 
 
@@ -81,13 +80,3 @@ class Pattern:
             if name not in self._regex.groupindex:
                 raise ConfigError(f"{owner}: {{{name}}} is not a named group of {self!r}; it has {group_names}")
         return [str(name) for _, name, _, _ in fields]
-
-
-def require_short_names(owner: str, topic: str, path: Sequence[str]) -> None:
-    """Raise ConfigError if Postgres would cut the name of a topic's table: it could become another topic's."""
-    for name in path:
-        if (length := len(name.encode(errors="surrogatepass"))) > _MOST:
-            raise ConfigError(
-                f"{owner}: the table of topic {topic!r} would be {name!r}, of {length} bytes, and Postgres cuts names "
-                f"to {_MOST}: name it by a function of the topic"
-            )

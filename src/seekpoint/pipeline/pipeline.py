@@ -455,7 +455,7 @@ class Pipeline(Generic[V, K]):
 
     def _require_any_order(self, me: str, sink: Sink) -> None:
         """Raise ConfigError if the sink's rows depend on the order of a partition's records."""
-        if sink.empties or sink.needs_order:
+        if sink.needs_order:
             raise ConfigError(
                 f"{me}: {sink!r} applies changes in the order of the log: give retry_order='partition', or omit it"
             )

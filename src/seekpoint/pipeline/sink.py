@@ -137,7 +137,7 @@ class Sink(Protocol[V_contra, K_contra]):
     @property
     def needs_order(self) -> bool:
         """Whether no record may be applied before an earlier one of its partition, even of another key."""
-        return False
+        return self.empties
 
     @property
     def compares_offsets(self) -> bool:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from seekpoint.codecs import Codec
 from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline.pattern import Pattern, require_short_names
+from seekpoint.pipeline.pattern import Pattern
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import K_contra, V_contra
 from seekpoint.pipeline.table_path import TableName, TableOfTopic, names_tables, shown_table, table_path
@@ -21,7 +21,7 @@ from seekpoint.records import Record
 from seekpoint.sinks.conversions import conversions
 from seekpoint.sinks.declared_types import check_fields
 from seekpoint.sinks.event_values import EventRules
-from seekpoint.sinks.names import require_whole_names
+from seekpoint.sinks.names import require_short_names, require_whole_names
 
 if TYPE_CHECKING:
     from seekpoint.sinks.column_type import ColumnTypes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from seekpoint.errors import ConfigError
 
@@ -23,4 +23,14 @@ def require_whole_names(me: str, names: Iterable[str]) -> None:
             raise ConfigError(
                 f"{me}: the name {name!r} has {len(encoded)} bytes, and Postgres cuts it to {cut!r}: write {cut!r}, or "
                 "rename it in the database; if it is a field of the value, row= can return it under another name"
+            )
+
+
+def require_short_names(owner: str, topic: str, path: Sequence[str]) -> None:
+    """Raise ConfigError if Postgres would cut the name of a topic's table: it could become another topic's."""
+    for name in path:
+        if (length := len(name.encode(errors="surrogatepass"))) > _MOST:
+            raise ConfigError(
+                f"{owner}: the table of topic {topic!r} would be {name!r}, of {length} bytes, and Postgres cuts names "
+                f"to {_MOST}: name it by a function of the topic"
             )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, time
 from typing import Any
 
+from seekpoint.codecs.cloud_events import FINER
 from seekpoint.sinks.column_type import DATE, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ
 from seekpoint.sinks.conversions import Conversions
 
@@ -16,7 +17,6 @@ _LOCAL_TIMESTAMP = re.compile(rf"\s*({_DAY}([T ]{_CLOCK})?( BC)?|-?infinity)\s*"
 _LOCAL_TIME = re.compile(rf"\s*{_CLOCK}\s*([AP]M)?\s*", re.IGNORECASE)
 _DATE = re.compile(rf"\s*((\d{{8}}|{_DAY})( BC)?|-?infinity)\s*", re.IGNORECASE)
 _OF_NOW = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-_FINER = re.compile(r"([.,]\d{6})\d*[1-9]\d*")
 _AS_ZEROS = str.maketrans("123456789", "0" * 9)
 
 # Converts a value to one that the driver dumps; raises ValueError or TypeError to refuse it.
@@ -64,14 +64,13 @@ def is_usual(texts: str) -> bool:
 
 def in_microseconds(value: str, allowed: Conversions) -> str:
     """The text with its time cut to microseconds, if the sink allows that. Raises ValueError otherwise."""
-    if not _FINER.search(value):
-        return value
-    if not allowed.round:
+    written = FINER.sub(r"\1", value)
+    if written != value and not allowed.round:
         raise ValueError(
             f"{value[:80]!r} is finer than a microsecond, and Postgres stores no more digits: give the sink round=True "
             "to cut them"
         )
-    return _FINER.sub(r"\1", value)
+    return written
 
 
 def _date_converts(_: Conversions) -> dict[type, Convert]:

@@ -17,7 +17,7 @@ from seekpoint.backoff import Backoff
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.events import Announcer
 from seekpoint.kafka.config import make_consumer
-from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
+from seekpoint.kafka.identity import CHECK_KAFKA, SHORT_TIMEOUT, Identity, KafkaRefused
 from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.pipeline import Pipeline
@@ -27,7 +27,6 @@ from seekpoint.postgres.engine import first_connection
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import error_attribute, one_line
 
-FIRST_ANSWER = 3.0  # seconds to wait for the brokers' first answer, before the worker reports that it waits
 UNKNOWN = (0.2, 0.4, 0.8)  # seconds before asking again for a topic that is unknown at the start
 
 # The error of a failed connection attempt has only the server's message, and no SQLSTATE. A message that is not listed
@@ -76,7 +75,7 @@ class StartChecks:
     ) -> None:
         self._pipeline, self._ledger, self._limits, self._config = pipeline, ledger, ledger.limits, config
         self._partitions, self._announce, self._stopping = partitions, announce, stopping
-        self._kafka_timeout = min(FIRST_ANSWER, self._limits.start_wait or math.inf, self._limits.kafka_timeout)
+        self._kafka_timeout = min(SHORT_TIMEOUT, self._limits.start_wait or math.inf, self._limits.kafka_timeout)
         self.tables: tuple[str, ...] = ()
 
     def run(self) -> bool:

@@ -6,15 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from seekpoint import events
 from seekpoint.errors import Fenced, KafkaUnavailable, TableMissing
-from seekpoint.kafka.identity import NO_ID, Answer
+from seekpoint.kafka.identity import NO_ID, SHORT_TIMEOUT, Answer
 from seekpoint.kafka.offset_loss import classify as classify_loss
 from seekpoint.ledger import Move, Position
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
-
-ANSWER = 3.0  # seconds to wait for topic ids: short, so that an outage is reported soon; the next check asks again
 
 
 class IdleChecks:
@@ -44,7 +42,7 @@ class IdleChecks:
         quiet = [partition for partition, state in active.items() if now - state.quiet_since >= every]
         if not (checked := [*quiet, *stopped]):
             return
-        timeout = min(ANSWER, self._identity.timeout)
+        timeout = min(SHORT_TIMEOUT, self._identity.timeout)
         answer = self._identity.ask({partition.topic for partition in checked}, timeout)
         self._check_topic_ids(answer, quiet)
         self._pass_log_ends(

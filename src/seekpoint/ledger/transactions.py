@@ -51,8 +51,11 @@ class GroupTransactions:
 
     def _configuration(self, lock_wait: float | None) -> dict[str, str]:
         wait = self.limits.claim_wait if lock_wait is None else lock_wait
+        # The first worker of a topic asks the brokers while it has locked the group.
+        idle = max(self.limits.transaction_age, 2 * self.limits.kafka_timeout)
         return {
             "lock_timeout": f"{max(1, round(wait * 1000))}ms",
+            "idle": f"{round(idle * 1000)}ms",
             "application_name": self.application_name,
         }
 

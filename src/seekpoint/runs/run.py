@@ -181,6 +181,7 @@ def transaction(
             tx.execute(
                 WORKER["configure"],
                 lock_timeout=f"{max(1, round(lock_wait * 1000))}ms",
+                idle="0",
                 application_name=f"{APPLICATION}job {os.getpid()}",
             )
             tx.execute(RELOAD_RUN["unhurried"])

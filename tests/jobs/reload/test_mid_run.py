@@ -256,3 +256,21 @@ def test_a_plan_of_a_reset_names_the_run_that_it_ends(applied_group: OrdersGroup
     assert not [consequence for consequence in after.consequences if "the reset ends it" in consequence], (
         "it is not open any more"
     )
+
+
+def test_the_server_ends_a_cut_over_whose_driver_is_frozen(
+    applied_group: OrdersGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers wait for its locks; they are not their claims' to end, because a waiting worker claims nothing."""
+    seen: list[str] = []
+    take_over = cutover.take_over_dead_letters
+
+    def shown(tx: Any, staging: Any) -> None:
+        seen.append(tx.connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one())
+        take_over(tx, staging)
+
+    monkeypatch.setattr(cutover, "take_over_dead_letters", shown)
+    reload, driver = staged(applied_group.reload())
+    reload.run(driver)
+    assert seen == ["5min"]
+    assert applied_group.rows() == doubled(FIRST)

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from seekpoint.ledger.sql import GROUPS
 from seekpoint.pipeline.policy import Limits
 from support.ledger_worker import LedgerWorker, backend, scalar
 from support.waiting import until
@@ -130,6 +131,25 @@ def test_the_server_ends_a_transaction_that_stands_still_after_an_error(
         until(lambda: not alive(seekpoint_engine, pid), "the end of the session that stands still")
         tx.invalidate()
     worker.exactly({0: 0})
+
+
+def test_the_server_ends_a_session_that_stands_still_with_the_groups_lock(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine
+) -> None:
+    """I2: as the first worker of a topic does while it asks the brokers; no claim finds it by a partition's row."""
+    worker, successor = new_worker(limits=Limits(transaction_age=1.0, kafka_timeout=0.5)), new_worker(limits=QUICK)
+    successor.claim(0)
+
+    def stand_still() -> None:
+        with worker.ledger.begin() as tx:
+            tx.execute(GROUPS["lock"]).one()
+            pid = backend(tx.connection)
+            assert successor.claim(0).stalled == (successor.topic_partition(0),)
+            until(lambda: not alive(seekpoint_engine, pid), "the end of the session that stands still")
+
+    with pytest.raises(DBAPIError):
+        stand_still()
+    assert successor.claim(0).stalled == ()
 
 
 def test_the_server_ends_a_busy_transaction_too(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:

@@ -143,7 +143,8 @@ def transaction(engine: Engine, schema: str, archive: str) -> Iterator[Tx]:
         connection.execution_options(isolation_level="READ COMMITTED")
         with connection.begin():
             tx = Tx(connection, schema, archive)
-            tx.execute(WORKER["configure"], lock_timeout=LOCK_WAIT, application_name=f"{APPLICATION}export")
+            name = f"{APPLICATION}export"
+            tx.execute(WORKER["configure"], lock_timeout=LOCK_WAIT, idle="0", application_name=name)
             tx.execute(RELOAD_RUN["unhurried"])  # the transaction waits for the storage, and for a Delta table's log
             yield tx
 

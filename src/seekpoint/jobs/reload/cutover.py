@@ -28,7 +28,7 @@ from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import GROUPS, RELOAD_RUN, STATUS
+from seekpoint.ledger.sql import BATCH, GROUPS, RELOAD_RUN, STATUS
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.pipeline.declared import declared
 from seekpoint.postgres.sqlstates import (
@@ -208,6 +208,9 @@ def _locked(driver: Driver, budget: Budget, last_pass: Callable[[Budget], object
     def lock(tx: Tx) -> None:
         budget.begin()
         budget.bound(tx.connection)
+        # Workers wait for a driver that is frozen or cut off; no statement's timeout ends its pauses.
+        idle = max(driver.limits.transaction_age, budget.seconds)
+        tx.execute(BATCH["bound"], idle=f"{round(idle * 1000)}ms")
         _lock_groups(tx, driver.run)
         budget.bound(tx.connection)
         tx.execute(RELOAD_RUN["lock_offsets"], groups=list(driver.run.groups)).all()

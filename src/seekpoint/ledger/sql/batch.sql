@@ -49,8 +49,8 @@ ORDER BY record_offset
 LIMIT %(most)s;
 
 -- name: bound
--- Bounds the pauses of the driver between two statements of the last transaction; the statements themselves may take
--- the time that they need.
+-- Bounds the pauses of a driver between two statements of the transaction that publishes; the statements themselves may
+-- take the time that they need.
 SELECT set_config('idle_in_transaction_session_timeout', %(idle)s, true);
 
 -- name: unswept

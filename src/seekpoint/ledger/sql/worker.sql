@@ -185,12 +185,14 @@ SET suspect_end = excluded.suspect_end,
     unreleased_claims = CASE WHEN excluded.suspect_end IS NULL THEN 0 ELSE t.unreleased_claims END;
 
 -- name: configure
--- Claims and resets are durable even if batches are not, and their waits are bounded. TimeZone is UTC because Python
+-- Claims and resets are durable even if batches are not, and their waits are bounded, also the wait for a process that
+-- is frozen or cut off: it may have locked the group, and then nobody could claim. TimeZone is UTC because Python
 -- cannot hold a record's time near year 1 or 9999 in another zone. A generic plan would expect a group of the usual
 -- size, and read all dead letters of a large one for each page.
 SELECT set_config('synchronous_commit', 'on', true) AS synchronous_commit,
        set_config('plan_cache_mode', 'force_custom_plan', true) AS plan_cache_mode,
        set_config('lock_timeout', %(lock_timeout)s, true) AS lock_timeout,
+       set_config('idle_in_transaction_session_timeout', %(idle)s, true) AS idle,
        set_config('application_name', %(application_name)s, true) AS application_name,
        set_config('TimeZone', 'UTC', true) AS timezone;
 

@@ -174,8 +174,8 @@ class StandbyRequired(SeekpointError):  # noqa: N818
     """A reload of the group to this handler version is open: the worker claims nothing until the reload has ended.
 
     ``run`` is the reload's id, ``state`` its state, ``version`` the waiting handler version. A claim at this version
-    would mix rows of the new handler with the old one's, which the reload avoids. ``on_spark``: the run rebuilds the
-    tables of a SparkPipeline, and another command resumes it.
+    would mix rows of the old and the new handler, which the reload avoids. ``on_spark``: the run rebuilds the tables of
+    a SparkPipeline, and another command resumes it.
     """
 
     code = "SP1103"
@@ -315,7 +315,7 @@ class StopTimeout(SeekpointError, TimeoutError):  # noqa: N818
 class NotApplied(SeekpointError, TimeoutError):  # noqa: N818
     """The partition did not pass ``offset`` in time; it is at ``position``; None if no worker has claimed it.
 
-    The record is not lost: it may still be applied. The message says why the partition waits, as far as known.
+    The record is not lost: it may still be applied. The message says why the partition waits, if that is known.
     """
 
     code = "SP1304"
@@ -339,7 +339,8 @@ class PartitionStopped(SeekpointError):  # noqa: N818
 class OffsetLost(PartitionStopped):
     """The stored position is out of range, or in a part of the log that was truncated and written again.
 
-    ``log_end`` is where the log ended; None if that is unknown because the log was written again since.
+    ``log_end`` is where the log ended; None if that is unknown because new records have been written after the
+    truncation.
     """
 
     code = "SP1201"

@@ -1,10 +1,10 @@
 """The events that a worker announces, as frozen values: for logs, health, metrics, tests and crash points.
 
 Observers get every event, in order, on the worker's thread: ``Worker(..., observe=[print])``. Two events come from
-other threads: ``MembershipRenewed`` from the heartbeat's; and ``WorkerStopped`` from a timer's if ``stop(grace=)`` gave
-the worker up, perhaps while an observer handles another event. One transaction announces ``ChunkRead`` (its first
-records), then ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``. The chaos suite kills the process inside
-an observer, at one of these steps.
+other threads: ``MembershipRenewed`` from the heartbeat's thread, and ``WorkerStopped`` from a timer's thread if the
+worker has not ended within ``stop(grace=)``. Then an observer may still be handling another event. One transaction
+announces ``ChunkRead`` (its first records), then ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``. The
+chaos suite kills the process inside an observer, at one of these steps.
 """
 
 from __future__ import annotations
@@ -564,7 +564,7 @@ class ClaimLost(Event):
 
 
 class Resynced(Event):
-    """The ledger's position differs from the worker's, and reading resumes at the ledger's.
+    """The position in the ledger differs from the worker's, and the worker resumes at the ledger's position.
 
     ``cause``: ``reply lost`` (the ledger is ahead: an unanswered COMMIT took effect) or ``rolled back``
     (the ledger is at an earlier position: a failover, or a crash without synchronous commit, lost commits).

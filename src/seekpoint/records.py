@@ -61,7 +61,7 @@ class Record(msgspec.Struct, Generic[V_co, K_co], frozen=True, gc=False):
 
     @property
     def timestamp(self) -> datetime | None:
-        """Kafka's timestamp as an aware time in UTC; None if it has none, or one beyond the year 9999."""
+        """Kafka's timestamp as an aware time in UTC; None if the record has none, or one beyond the year 9999."""
         return utc(self.timestamp_ms)
 
     @property
@@ -84,12 +84,12 @@ RawRecord = Record[bytes | None, bytes | None]
 
 
 class LazyRecords(Sequence[RawRecord]):
-    """Records with their values; the first access to one makes all ``Record`` objects.
+    """Records with their values; the first access to a ``Record`` makes all of them.
 
-    A COPY into a table needs the objects only for records that fail, and they take longer to make than values to
-    decode. ``make`` makes all objects, and is called once; ``offsets`` returns their offsets before that. ``topic`` is
-    the topic of all records, None if there may be several; ``size`` is the bytes of keys and values. ``rows`` are a
-    sink's rows, if they were made before the records are applied.
+    COPY needs ``Record`` objects only for records that fail, and making them takes longer than decoding the values.
+    ``make`` makes all ``Record`` objects, and is called once; ``offsets`` does not call it. ``topic`` is the topic of
+    all records, None if there may be several; ``size`` is the bytes of keys and values. ``rows`` are the rows for a
+    sink, if they were made before the records are applied.
     """
 
     __slots__ = ("_make", "_objects", "_offsets", "rows", "size", "topic", "values")
@@ -189,7 +189,7 @@ class State(StrEnum):
 
 
 def error_attribute(error: BaseException, name: str) -> Any:
-    """An exception's attribute, None if it has none; a property of a user's exception may raise."""
+    """An exception's attribute; None if the exception lacks it, or if the attribute is a property that raises."""
     try:
         return getattr(error, name, None)
     except Exception:  # noqa: BLE001 -- a failing property must not hide the error that is described
@@ -322,7 +322,7 @@ def with_notes(line: str, *errors: BaseException) -> str:
 
 
 def _without_statement(error: BaseException) -> BaseException:
-    """The driver's error inside SQLAlchemy's, whose message has the whole statement; any other error unchanged."""
+    """The driver's error inside SQLAlchemy's error, whose message has the whole statement; others unchanged."""
     original = error_attribute(error, "orig")
     return original if isinstance(original, BaseException) else error
 

@@ -151,7 +151,7 @@ class Admin:
         return plan_undo(self._ledger(group))
 
     def plan_replace(self, group: str, *, by: str) -> ReplacePlan:
-        """A plan to replace ``group`` with the group ``by``: the two exchange tables and positions.
+        """A plan to replace ``group`` with the group ``by``: both groups exchange their tables and positions.
 
         Raises ConfigError for an unknown group, GroupForgotten for a forgotten one, and Fenced with every reason why
         the group cannot be replaced.
@@ -188,9 +188,9 @@ class Admin:
     def plan_purge(self, group: str, older_than: timedelta, states: Collection[State] = APPLIED) -> PurgePlan:
         """A plan to delete dead letters that were closed longer ago than ``older_than``; by default only replayed ones.
 
-        ``states`` names other closed states. Raises ConfigError for an unknown group, and an open state. This method
-        and :meth:`apply` raise Fenced while the group has an open run, which needs dead letters replayed since its
-        start.
+        ``states`` names other closed states. Raises ConfigError for an unknown group, or an open state in ``states``.
+        This method and :meth:`apply` raise Fenced while the group has an open run, because the run needs records that
+        were replayed since it started.
         """
         return plan_purge(self._ledger(group), older_than, states)
 
@@ -198,9 +198,9 @@ class Admin:
         """A plan to reset positions to absolute offsets: all, or those of ``topics`` (to partition numbers; None: all).
 
         Raises ConfigError for unknown names, a partition without a target, and a target past the end of its log;
-        GroupForgotten if the group was forgotten; ClusterChanged if the brokers belong to another cluster; Fenced if
-        their topic has another id, or if the target is a mirror's commits or those of another group that has members;
-        KafkaUnavailable if a target depends on brokers that do not answer.
+        GroupForgotten if the group was forgotten; ClusterChanged if the brokers belong to another cluster; Fenced if a
+        topic has another id on the brokers, or if the target is commits that a mirror wrote, or commits of another
+        group that has members; KafkaUnavailable if a target depends on brokers that do not answer.
         """
         return plan_reset(self._ledger(group), target, topics, kafka=self.kafka, timeout=KAFKA_TIMEOUT)
 
@@ -295,9 +295,9 @@ class Admin:
 
         The offsets are those of ``from_group`` in Kafka, or of a Spark query: ``from_checkpoint`` is the folder of its
         checkpoint, or a URL that ``pyarrow.fs`` reads. Partitions without a commit start at ``missing``. Raises Fenced
-        if ``from_group`` has members, if a partition has no commit or a mirror's, or if this group has stored offsets
-        of the topic; ConfigError for unknown names, and a folder that is not the checkpoint of a query on Kafka;
-        GroupForgotten if this group was forgotten; ClusterChanged if its positions are of another cluster;
+        if ``from_group`` has members, if a partition has no commit or one that a mirror wrote, or if this group has
+        stored offsets of the topic; ConfigError for unknown names, and a folder that is not the checkpoint of a query
+        on Kafka; GroupForgotten if this group was forgotten; ClusterChanged if its positions are of another cluster;
         KafkaUnavailable if the brokers do not answer.
         """
         return plan_import(
@@ -311,7 +311,7 @@ class Admin:
         )
 
     def plan_mirror(self, group: str) -> MirrorPlan:
-        """A plan to write a stopped group's positions into Kafka, for a plain consumer that continues there.
+        """A plan to commit a stopped group's positions to Kafka, so that a plain consumer can continue at them.
 
         Raises Fenced if the group has members in Kafka, or if the brokers have another topic; ConfigError for an
         unknown group, GroupForgotten for a forgotten one; ClusterChanged if the brokers belong to another cluster;
@@ -418,7 +418,7 @@ class Admin:
     def dead_letters(
         self, group: str | Pipeline, *, actor: str | None = None, while_paused: bool = False
     ) -> GroupDeadLetters:
-        """A group's dead letters, with this object's limits; with the group's pipeline they can be replayed, too.
+        """A group's dead letters, with this object's limits; a replay needs the group's pipeline.
 
         ``actor`` is who makes changes (by default the operating system's user). ``while_paused`` says that you paused
         the group: dead letters are replayed during the pause. Raises ConfigError for the name of an unknown group.

@@ -148,7 +148,7 @@ def _reset(
     if move.gone and move.direction == "backward":  # not lost ranges: records before the position were applied
         reason = f"{reason} (retention has removed [{move.wanted}, {move.target}): not read again)"
     lost = "operator" if move.target > from_offset else None
-    log = move.log if move.is_past_end else None  # otherwise log and position have advanced since
+    log = move.log if move.is_past_end else None  # otherwise log and position have advanced since the plan
     start = None if move.log is None else move.log[0]
     lost = None if log else lost
     why: dict[str, Any] = {"actor": attribution.actor, "reason": reason, "log": log, "lost": lost, "log_start": start}

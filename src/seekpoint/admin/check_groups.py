@@ -73,7 +73,7 @@ def group_findings(
 
 
 def _without_workers(groups: Sequence[GroupStatus]) -> Iterator[Finding]:
-    """Groups with lag, or whose lag is not known, whose workers have all ended; a paused group says so itself."""
+    """Groups whose workers have all ended, and whose lag is not 0 or not known; paused groups have another finding."""
     for group in groups:
         last = max(group.workers, key=lambda worker: worker.seen_at, default=None)
         lags = [partition.lag for partition in group.partitions]

@@ -24,8 +24,8 @@ _NO_OFFSET = "-"  # the line of a source that has read nothing yet
 class Checkpoint:
     """A query's ``offsets`` after ``batch``, the last batch that it has committed.
 
-    ``begun`` is the last batch begun since (None: none), ``planned`` has that batch's end offsets; ``others`` is the
-    number of sources that are not Kafka.
+    ``begun`` is the last batch that began after it (None: none), ``planned`` has the end offsets of ``begun``;
+    ``others`` is the number of sources that are not Kafka.
     """
 
     batch: int
@@ -154,7 +154,7 @@ def _offsets(storage: Storage, batch: int) -> tuple[dict[Partition, int], int]:
 
 
 def _of_kafka(text: str, where: str) -> dict[Partition, int] | None:
-    """A source's offsets if it is Kafka's, otherwise None. Raises ConfigError for a truncated text."""
+    """The offsets of a source that reads Kafka; None for any other source. Raises ConfigError for a truncated text."""
     try:
         json.loads(text)  # the offsets of every source are JSON
     except (ValueError, RecursionError):

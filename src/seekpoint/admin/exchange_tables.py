@@ -26,7 +26,7 @@ _MAY_CREATE = text("SELECT has_database_privilege(current_database(), 'CREATE')"
 
 
 def pairs(connection: Connection, old: set[str], new: set[str]) -> dict[Path, Path] | list[str]:
-    """The old group's tables, sorted, each with the new group's table of that name; or why they do not match."""
+    """The old group's tables, sorted, with the new group's tables of these names; or why they do not match."""
     reasons = [f"both write {name}: let the new group write to another schema" for name in sorted(old & new)]
     tables = {row.name: row for row in connection.execute(_PATHS, {"names": sorted(old | new)})}
     reasons += [f"there is no table {name}" for name in sorted((old | new) - tables.keys())]

@@ -274,7 +274,7 @@ def _brokers(
         return None, {}
     count = identity.partitions([topic])[topic]
     partitions = [row.partition for row in rows if row.partition.number < count]
-    logs = Watermarks(identity, committed=False).logs(partitions)  # records of open transactions are in the log, too
+    logs = Watermarks(identity, committed=False).logs(partitions)  # including open transactions
     if missing := [str(partition) for partition in partitions if partition not in logs]:
         raise ConfigError(f"no broker answers for the log of {', '.join(missing)}: try again")
     return topic_id, logs

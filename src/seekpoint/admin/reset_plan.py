@@ -121,7 +121,7 @@ class ResetDone:
 class ResetResult:
     """The result of a plan; ``refused`` has a sentence for each partition that was not reset although others were.
 
-    ``skipped`` has one for each partition that was at its target when the plan was made, but has moved since.
+    ``skipped`` has one for each partition that was at its target when the plan was made, but no longer is.
     """
 
     done: tuple[ResetDone, ...]

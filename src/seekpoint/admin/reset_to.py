@@ -43,17 +43,17 @@ class ResetTo:
 
     @classmethod
     def current(cls) -> ResetTo:
-        """At the position when the plan is made; records applied after that are read again."""
+        """At the position at the time of the plan; records that are applied between plan and reset are read again."""
         return cls("current")
 
     @classmethod
     def time(cls, moment: datetime) -> ResetTo:
-        """At the first record with a timestamp at or after ``moment`` (an aware time), otherwise at the end."""
+        """At the first record not older than ``moment`` (an aware time), or at the log's end if all are older."""
         return cls("datetime", moment=_aware("--to-datetime", moment))
 
     @classmethod
     def duration(cls, ago: timedelta) -> ResetTo:
-        """At the first record that is not older than this, otherwise at the end."""
+        """At the first record that is not older than ``ago``; at the end of the log if all are older."""
         return cls("datetime", moment=_before_now(ago), ago=ago)
 
     @classmethod

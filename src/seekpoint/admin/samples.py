@@ -44,7 +44,7 @@ def positions_at(
 ) -> dict[Partition, int]:
     """The positions of these partitions in the last sample before a moment; omits partitions without one.
 
-    A sample with another topic id does not count, because the topic was recreated since.
+    A sample with another topic id does not count, because the topic was recreated after it.
     """
     rows = tx.execute(RESETS["samples_before"], moment=moment, **asking_for(list(topic_ids)))
     before = {Partition(row.topic, row.partition): row for row in rows}

@@ -236,7 +236,7 @@ def _exports(pair: RunningPair) -> str:
 
 
 def _settings(brokers: KafkaOptions) -> dict[str, str]:
-    """The brokers that the command or the environment names, otherwise the running pair's. Raises ConfigError."""
+    """The brokers from the command or the environment; otherwise those of the running pair. Raises ConfigError."""
     settings = brokers.settings()
     if names_brokers(settings):
         return settings

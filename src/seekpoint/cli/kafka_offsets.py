@@ -45,8 +45,8 @@ def import_offsets(
     """Start topics at the offsets that a plain consumer group or a Spark query has committed.
 
     The consumer group may have the same name. Without --apply nothing is done. Exits with 1 if the old group has
-    members, before or after its commits were read; if a partition has no commit, or a mirror's; if the commits have
-    changed since the plan was made; or if the group already has stored offsets of the topic.
+    members, before or after its commits were read; if a partition has no commit, or one that a mirror wrote; if the
+    commits have changed since the plan was made; or if the group already has stored offsets of the topic.
     """
     if (from_group is None) == (from_checkpoint is None):
         raise ConfigError("give either --from-group OLD or --from-checkpoint DIR")

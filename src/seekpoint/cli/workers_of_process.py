@@ -50,7 +50,7 @@ class ProcessWorkers:
         return [worker.pipeline.group for worker in self._workers]
 
     def state(self) -> State:
-        """The state for probes: the only worker's, or all states combined, with each pipeline's in the details.
+        """The state for probes; that of several workers is combined, with a detail for each pipeline.
 
         While some workers finish their batches, only their states decide whether the process is live and stale.
         """

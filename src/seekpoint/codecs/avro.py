@@ -31,8 +31,8 @@ class Avro(RegistryCodec[V_co]):
     under ``"type"``, so that msgspec can choose among tagged Structs.
 
     A decimal is a ``Decimal``; timestamps are aware and in UTC, local timestamps naive, both cut to microseconds; date,
-    time and uuid are Python's. Defaults of the reader's schema are converted in the same way. With ``tombstones=True``
-    a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
+    time and uuid become Python's types of these names. Defaults of the reader's schema are converted in the same way.
+    With ``tombstones=True`` a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
 
     A record is poison if it is not in the wire format, does not fit the type, or has a schema that the registry does
     not know, or one for another codec (JSON Schema, Protobuf). If the registry does not answer, decoding raises

@@ -25,7 +25,7 @@ SIMPLE = {"null": type(None), "boolean": bool, "string": str}
 
 
 def _timestamp_nanos(number: int, _written: Any = None, _read: Any = None) -> Any:
-    return EPOCH + timedelta(microseconds=number // 1000)  # Python's and Postgres' times have microseconds
+    return EPOCH + timedelta(microseconds=number // 1000)  # times in Python and Postgres have microseconds
 
 
 def _local_timestamp_nanos(number: int, _written: Any = None, _read: Any = None) -> Any:
@@ -36,7 +36,8 @@ def _uuid(data: bytes, _written: Any = None, _read: Any = None) -> UUID:
     return UUID(bytes=data)
 
 
-# Registered under names that only Seekpoint uses: LOGICAL_READERS is global, and other code may use fastavro, too.
+# Registered under names that only Seekpoint uses: LOGICAL_READERS is global, and other code in the process may use
+# fastavro.
 OURS: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("fixed", "uuid"): _uuid,
     ("long", "timestamp-nanos"): _timestamp_nanos,

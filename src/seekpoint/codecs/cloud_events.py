@@ -54,8 +54,8 @@ class CloudEvent(Generic[E_co]):
     and JSON Event Format.
 
     A record is poison if it is not a CloudEvent, lacks a required attribute, has another version, or is structured in a
-    format other than JSON; also if its time is finer than a microsecond, which a datetime cannot hold: with
-    ``round=True`` it is cut.
+    format other than JSON; or has a time finer than a microsecond, which a datetime cannot hold. With ``round=True``
+    such a time is cut.
     """
 
     @overload

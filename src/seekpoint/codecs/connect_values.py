@@ -1,5 +1,6 @@
-"""Converts values that JsonConverter or AvroConverter wrote, by the field's schema: exactly, or not at all.
+"""Converts values that JsonConverter or AvroConverter wrote, by the field's schema.
 
+A value that cannot be converted exactly becomes :class:`Unreadable`.
 Names of types are Connect's (``org.apache.kafka.connect.data.…``) and Debezium's (``io.debezium.…``). If a type has no
 name, its plain type decides. Bytes are base64 texts in JSON, and bytes in Avro.
 """

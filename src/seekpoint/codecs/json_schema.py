@@ -109,7 +109,7 @@ class JsonSchema(RegistryCodec[V_co]):
 
 
 def _say_where(read: Decode, data: bytes, record: RawRecord, field: str) -> Any:
-    """Call ``read``; if a value does not fit its schema, the error names the field, unlike Confluent's."""
+    """Call ``read``; its error for a value that does not fit the schema also names the field."""
     try:
         return read(data, record, field)
     except Exception as error:

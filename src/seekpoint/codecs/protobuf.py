@@ -35,7 +35,8 @@ class Protobuf(RegistryCodec[V_co]):
 
     ``type`` is ``dict``, or a type to which msgspec converts a dict of the message's fields. In this dict a field with
     presence is None if it was not set; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;
-    ``Duration``, ``google.type.Date`` and ``TimeOfDay``, the wrappers, and both ``Decimal`` types are Python's.
+    ``Duration``, ``google.type.Date`` and ``TimeOfDay``, the wrappers, and both ``Decimal`` types become the Python
+    types for them.
     """
 
     @overload

@@ -91,7 +91,7 @@ def missing(error: ImportError) -> ConfigError:
 
 
 class RegistryClient:
-    """Wraps a deserializer's client: has its methods, and classifies errors as the record's or the registry's."""
+    """Wraps a deserializer's client, with its methods: classifies errors as caused by record or registry."""
 
     def __init__(
         self, client: Any, where: str, secrets: tuple[str, ...], kinds: tuple[str, ...], otherwise: str | None
@@ -114,7 +114,7 @@ class RegistryClient:
     def _schema(self, name: str, call: Callable[..., Any], number: int | str, *args: Any, **options: Any) -> Any:
         """The writer's schema of a record.
 
-        Raises LookupError if its kind is not the codec's: the bytes might be decoded to a wrong value.
+        Raises LookupError if it is not a schema of the codec's format: the bytes might be decoded to a wrong value.
         """
         if isinstance(number, int) and number > LARGEST_ID:
             raise LookupError(f"{number} is not a schema id: the record was not written by a registry's serializer")

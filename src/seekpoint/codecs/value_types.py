@@ -38,7 +38,7 @@ _PLAIN: Mapping[str, Any] = {
 
 
 def field_names(kind: type) -> tuple[str, ...] | None:
-    """The names of a Struct's, dataclass's, attrs class's or Pydantic model's fields; None for any other type."""
+    """The names of the fields of a Struct, dataclass, attrs class or Pydantic model; None for any other type."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     if is_model(kind):

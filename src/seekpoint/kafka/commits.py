@@ -37,7 +37,7 @@ class Commit:
 
     @classmethod
     def mirror(cls, offset: int, leader_epoch: int | None, epoch: int) -> Self:
-        """The mirror's commit of a ledger position; ``epoch`` is the claim's."""
+        """The mirror's commit of a ledger position; ``epoch`` is the epoch of the claim."""
         return cls(offset, leader_epoch, f"{MIRROR} epoch={epoch}")
 
     @property

@@ -20,7 +20,7 @@ _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaE
 
 
 def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a consumer that reads ranges: a worker's, without its group.
+    """The configuration of a consumer that reads ranges: that of a worker, without the group.
 
     Raises ConfigError as ``consumer_config`` does. The client reports the log's end at once (``fetch.wait.max.ms`` 10)
     unless the mapping says otherwise.

@@ -29,7 +29,7 @@ class RangeConsumer:
         """Replace the client if brokers answer another client but not this one; returns whether it did.
 
         The new client continues at these positions. See :mod:`seekpoint.kafka.questions`. Raises KafkaUnavailable if
-        brokers answer neither.
+        brokers answer neither client.
         """
         self._checks.ask([topic]).result()
         if self.client.is_answered(topic, ASK):

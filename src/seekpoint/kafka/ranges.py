@@ -54,7 +54,7 @@ class Range:
         return self.end - self.start
 
     def cut(self, width: int) -> Iterator[Range]:
-        """Divide the range into ranges of this width (the last may be narrower); returns none for an empty range."""
+        """Divide the range into ranges of this width (the last may be narrower); an empty range gives none."""
         for start in range(self.start, self.end, width):
             yield replace(self, start=start, end=min(start + width, self.end))
 
@@ -80,7 +80,7 @@ class Piece:
 
 
 def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, idle: float = IDLE) -> Iterator[Piece]:
-    """Every record of the range that a worker with the same ``kafka`` mapping would see, in pieces.
+    """Every record of the range that a worker with the same ``kafka`` mapping would see, some at a time.
 
     **Records count only once the iteration has ended without an error**: the topic's id is checked before the first
     record and after the last. An empty range opens no connection. After ``idle`` seconds without a message, reading
@@ -183,7 +183,7 @@ class RangeFollower:
         return dict(self._positions)
 
     def read_to(self, ends: Mapping[Partition, int], *, chunk: int = CHUNK, idle: float = IDLE) -> Iterator[Piece]:
-        """The records from the positions to ``ends``, in pieces of several partitions; does not move other partitions.
+        """The records from the positions to ``ends``; each piece may have records of several partitions.
 
         ``idle`` limits, in seconds, the wait for a message and for each answer about the topics. As with
         :func:`read_range`, records count only once the iteration has ended without an error, and it raises the same

@@ -124,7 +124,7 @@ class Watermarks:
         return {partition: None if edge.offset < 0 else edge.offset for partition, edge in edges.items()}
 
     def _committed(self, partitions: Collection[Partition], group: str) -> dict[Partition, int]:
-        """The group's committed offsets in Kafka, imported once (I6). Raises ConfigError if one is a mirror's."""
+        """The group's committed offsets in Kafka, imported once (I6). Raises ConfigError if a mirror wrote one."""
         commits = read_commits(self._identity, group, partitions)
         if mirrored := sorted(partition for partition, commit in commits.items() if commit.is_mirror):
             raise ConfigError(

@@ -261,7 +261,7 @@ def is_rewritten(stored: Position, log: tuple[int, int] | None) -> bool:
 
 
 def unknown_truncation(group: str, stored: Position) -> str:
-    """Message of a Fenced: after a truncation at an unknown offset, no position at or past the stored one is safe."""
+    """The message of Fenced for a log truncated at an unknown offset: the stored position and later ones are unsafe."""
     return (
         f"{stored.partition}: its log was truncated before {stored.next_offset} and written again, and no worker has "
         "seen where it ended: the records from there on were never read. Name that offset: "

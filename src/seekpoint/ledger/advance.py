@@ -39,7 +39,7 @@ class Expected:
 class Move:
     """The move of one partition from the position where the batch begins to the next position.
 
-    ``leader_epoch`` is the last applied record's; None if no record was applied.
+    ``leader_epoch`` is that of the last applied record; None if no record was applied.
     """
 
     claim: Claim

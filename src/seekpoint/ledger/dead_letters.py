@@ -1,7 +1,8 @@
 """Inserts, lists, locks and closes a group's dead letters: records that the position moved past unapplied (I1, I4).
 
 Other modules change dead letters, too: a reset supersedes those at or past its target, a job's cut-over copies those
-that the run staged, a purge or a forgotten group deletes them, and the replacement of a group exchanges them.
+that the run staged, a purge or a forgotten group deletes them, and a replacement of a group exchanges the two groups'
+dead letters.
 """
 
 from __future__ import annotations
@@ -293,7 +294,7 @@ class DeadLetters:
     def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], FirstOpen]:
         """The keys with open dead letters in these partitions, each with the first one; call it after hold.
 
-        Omits null keys, and dead letters of a topic that was recreated since, which block nothing.
+        Omits null keys, and dead letters of a deleted topic of the same name: they block nothing.
         """
         parameters = asking_for(sorted(partitions))
         rows = self.ledger.group_connection(tx).execute(DEAD_LETTERS["open_keys"], **parameters)
@@ -409,7 +410,7 @@ class DeadLetters:
             return [dead_letter_of(row) for row in rows]
 
     def chosen(self, ids: Iterable[int]) -> Sequence[DeadLetter]:
-        """These dead letters, sorted, without values. Raises ConfigError for an id that is not the group's."""
+        """These dead letters, sorted, without values. Raises ConfigError for an id that the group does not have."""
         distinct_ids = set(ids)
         for dead_letter_id in distinct_ids:
             self._refuse_no_id(dead_letter_id)

@@ -52,7 +52,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One topic's declared and stored tables. ``stored`` is None if no set is stored, or only an older version's."""
+    """One topic's declared and stored tables. ``stored`` is None if this version has stored no set."""
 
     topic: str
     declared: Tables

@@ -173,8 +173,8 @@ class GroupLedger(GroupTransactions):
     def standby(self) -> StandbyRequired | None:
         """The open reload for which this version has to wait, as the error that :meth:`claim` would raise; or None.
 
-        For use before joining Kafka's group. One round trip, unless this version is newer than the group's. Raises
-        GroupForgotten as a claim would.
+        For use before joining Kafka's group. One round trip, unless this version is newer than that of the group.
+        Raises GroupForgotten as a claim would.
         """
         with self._plain_read() as tx:
             group = tx.execute(GROUPS["read"]).one_or_none()

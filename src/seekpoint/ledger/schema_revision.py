@@ -69,7 +69,8 @@ def _is_compatible(connection: Connection, schema: str, revision: str) -> bool:
 def current(connection: Connection, schema: str = DEFAULT_SCHEMA) -> str | None:
     """Return the revision of the ledger's tables in this database, or None if there are none.
 
-    Raises :class:`SchemaMismatch` if the version table has several revisions: then it is another Alembic's.
+    Raises :class:`SchemaMismatch` if the version table has several revisions: then it belongs to another Alembic
+    environment.
     """
     versions = version_table(schema)
     if not inspect(connection).has_table(versions.name, schema=versions.schema):

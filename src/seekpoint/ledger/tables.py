@@ -172,7 +172,7 @@ group_topic = Table(
     PrimaryKeyConstraint("consumer_group", "topic"),
 )
 
-# Every record that the position moved past without applying it, complete (I1, I4), and what happened to it since.
+# Every record that the position moved past without applying it, complete (I1, I4), and what happened to it afterwards.
 dead_letter = Table(
     "dead_letter",
     metadata,

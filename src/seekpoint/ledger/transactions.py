@@ -45,7 +45,8 @@ class GroupTransactions:
     def configure(self, tx: Connection, lock_wait: float | None = None) -> None:
         """Make a transaction durable, even with ``synchronous_commit=False``, and bound its lock waits (seconds).
 
-        The first statement of each transaction except a batch's; ``lock_wait`` is ``Limits.claim_wait`` by default.
+        The first statement of each transaction except that of a batch; ``lock_wait`` is ``Limits.claim_wait`` by
+        default.
         """
         self.group_connection(tx).execute(WORKER["configure"], **self._configuration(lock_wait))
 

@@ -29,10 +29,10 @@ LOOKED_AT = 1000  # most records of one transaction whose headers are searched f
 class Tracing:
     """Creates one consumer span for each transaction: ``Worker(…, tracing=Tracing())``.
 
-    ``tracer_provider`` is the global one by default. The span is current inside handlers, so spans of SQLAlchemy's and
-    of HTTP clients' instrumentation become its children. It links to the spans that produced its records: up to 32,
-    found by the global propagator in the headers of the first 1,000 records. Names follow OpenTelemetry's semantic
-    conventions for messaging. A transaction that was rolled back has the status ERROR and the error's class as
+    ``tracer_provider`` is the global one by default. The span is current inside handlers, so spans from the
+    instrumentation of SQLAlchemy and HTTP clients become its children. It links to the spans that produced its records:
+    up to 32, found by the global propagator in the headers of the first 1,000 records. Names follow OpenTelemetry's
+    semantic conventions for messaging. A transaction that was rolled back has the status ERROR and the error's class as
     ``error.type``. Spans contain no key, value, header or error text. An exception of the tracer is logged and ignored.
     """
 

@@ -202,7 +202,7 @@ def _inputs(me: str, inputs: Mapping[str, TableName], frames: Mapping[str, Frame
 
 
 def _check_codec(me: str, codec: Codec) -> None:
-    """Raise ConfigError for a codec whose values have no known columns, or columns with names of Kafka's."""
+    """Raise ConfigError for a codec whose values have no known columns, or the name of a metadata column."""
     kind = getattr(codec, "type", None)
     info = type_with_fields(kind)
     if info is None:

@@ -72,9 +72,9 @@ class Pipeline(Generic[V, K]):
     ``on_poison="stop"``: the partition stops before a poison record, earlier records are committed, other partitions
     continue. ``"dead_letter"``: the transaction that passes the record's offset stores the record in the ledger's table
     ``dead_letter``; ``"skip"``: it is stored there without its value. Beyond ``dead_letter_limits`` the worker stops.
-    ``keep_key_order=True``: later records of a dead letter's key are dead-lettered, too, to be replayed in order
-    (always on with an ``Upsert`` that cannot decide which row is newer). ``delay``: a record is handled no earlier than
-    its timestamp plus ``delay``.
+    ``keep_key_order=True``: later records with a dead letter's key become dead letters, to be replayed in order (always
+    on with an ``Upsert`` that cannot decide which row is newer). ``delay``: a record is handled no earlier than its
+    timestamp plus ``delay``.
 
     Raises ConfigError if the declaration contradicts itself.
     """
@@ -324,7 +324,7 @@ class Pipeline(Generic[V, K]):
     def _require_own_tables(self, topic: str) -> None:
         """Give neither topic a table if this topic's offsets would be compared with another topic's.
 
-        Both stop, so that it does not depend on the order in which topics are found which of them is read.
+        Both stop. Otherwise the order in which topics are found would decide which of them is read.
         """
         for sink in self._own[topic].values():
             for other, sinks in self._own.items():

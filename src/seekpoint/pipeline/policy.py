@@ -134,11 +134,11 @@ class Retry:
     * multiplier ** (n - 1)`` seconds, at most ``wait_max``; the share ``jitter`` of each wait is random, so that
     records that failed together are not retried together. During the wait its partition waits, without an open
     transaction (``Pipeline(retry_order=)`` lets other records continue); other partitions continue. ``on`` names the
-    exceptions that are retried (``asyncio.CancelledError`` counts as a TimeoutError). Others are poison at once, as are
-    all data errors (a codec's, ``Poison``, a row that the database refuses). Transient errors of the database (a
-    deadlock, a lost connection) do not count: the whole transaction is run again, without limit, while the claim is
-    held. They count as an attempt only if a single record raises them while others are applied; after the last attempt
-    its partition stops.
+    exceptions that are retried (``asyncio.CancelledError`` counts as a TimeoutError). Any other exception is poison at
+    once, as are all data errors (of a codec, ``Poison``, a row that the database refuses). Transient errors of the
+    database (a deadlock, a lost connection) do not count: the whole transaction is run again, without limit, while the
+    claim is held. They count as an attempt only if a single record raises them while others are applied; after the last
+    attempt its partition stops.
 
     ``crashes``: after this many consecutive owners have crashed without progress, the next owner applies their records
     in small parts. A record whose single-record attempts have crashed the process this many times is poison.

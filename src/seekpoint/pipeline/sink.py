@@ -147,7 +147,7 @@ class Sink(Protocol[V_contra, K_contra]):
     def by_topic(self, pattern: Pattern | None) -> Callable[[str], Any] | None:  # noqa: ARG002 -- the default
         """The function that makes the sink of each topic that the pattern matches; None if this sink takes all topics.
 
-        ``pattern`` is the pipeline's, None if it names its topics.
+        ``pattern`` is the pattern of the pipeline, None if the pipeline names its topics.
         """
         return None
 
@@ -165,9 +165,10 @@ class Sink(Protocol[V_contra, K_contra]):
 
 
 class WentBack(Exception):  # noqa: N818 -- the cause of a RowRefused
-    """A change's source position is lower than the stored row's, which an earlier record of its partition wrote.
+    """A change's source position is lower than that of the stored row, which an earlier record of the partition wrote.
 
-    Whatever the failure policy, the position does not pass its record, because later ones may be refused, too.
+    Whatever the failure policy, the position does not pass this record, because later records may be refused for the
+    same reason.
     """
 
     def __init__(self, column: str, before: object, position: object) -> None:

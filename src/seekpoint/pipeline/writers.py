@@ -23,9 +23,9 @@ ONE_BY_ONE = 10  # chunks after one that was decoded twice, because others like 
 class PipelineWriters(Generic[V, K]):
     """One worker's decoders and writers for a pipeline; only this worker uses their caches.
 
-    ``handler``, called with the transaction and the batch, is the pipeline's, or a function that runs an async one.
-    ``chunk_writer`` is the sink's writer if it makes the rows of a chunk in one call (``chunk_rows``), and there is no
-    handler and one sink, which takes every topic; None for topics by pattern.
+    ``handler``, called with the transaction and the batch, is the pipeline's handler, or a function that runs an async
+    handler. ``chunk_writer`` is the sink's writer if it makes the rows of a chunk in one call (``chunk_rows``), and
+    there is no handler and one sink, which takes every topic; None for topics by pattern.
     """
 
     def __init__(self, pipeline: Pipeline[V, K], handler: Callable[[Any, Batch[V, K]], object] | None = None) -> None:

@@ -70,7 +70,7 @@ _lent: WeakKeyDictionary[psycopg.Connection[Any], Any] = WeakKeyDictionary()  # 
 
 
 class _OfLent:
-    """Mixin for cursors whose ``connection`` is the handler's."""
+    """Mixin for cursors whose ``connection`` is the one that the handler got."""
 
     @property
     def connection(self) -> Any:

@@ -154,8 +154,8 @@ def _engine_on(pool: Pool, engine: Engine) -> Engine:
 def separate_engine(engine: Engine) -> Iterator[Engine]:
     """An engine with the same connection settings and a separate pool; disposed of when the block ends.
 
-    For threads that must not take connections that others need, nor run the application's listeners: it has the pool's
-    listeners, but not the engine's.
+    For threads that must not take connections that others need, nor run the application's listeners: it has the
+    listeners of the pool, but not those of the engine.
     """
     separate = _engine_on(engine.pool.recreate(), engine)
     event.listen(separate, "engine_connect", _check_session)

@@ -127,7 +127,7 @@ def _is_defined(sqlstate: str) -> bool:
 
 
 def driver_error(error: BaseException) -> Any:
-    """The driver's error inside SQLAlchemy's; any other error unchanged."""
+    """The driver's error inside an error of SQLAlchemy; any other error unchanged."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
@@ -187,7 +187,7 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_database_error(error: BaseException) -> bool:
-    """Whether the error is psycopg's; handlers may also use other drivers."""
+    """Whether psycopg raised the error; handlers may also use other drivers."""
     return isinstance(driver_error(error), psycopg.Error)
 
 

@@ -1,7 +1,8 @@
 """Savepoints of tasks that share one transaction.
 
-A rollback to a savepoint undoes what every task has written since. Another task would not notice this, and its records'
-offsets would be committed without their rows. So the rollback is refused if another task has used the connection.
+A rollback to a savepoint undoes everything written after the savepoint, by whichever task. Another task would not
+notice this, and its records' offsets would be committed without their rows. So the rollback is refused if another task
+has used the connection.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Stage:
 
 
 class Survey(NamedTuple):
-    """The current state of a table and of the session's stage for it."""
+    """The current state of a table, and of the session's temporary table for its rows."""
 
     layout: Layout
     stage: Stage
@@ -123,8 +123,8 @@ def survey(tx: Connection, target: Target) -> Survey:
     """Lock the table and read its layout. Raises ConfigError if no unique index fits the key, and the server's error.
 
     Called in every large transaction: the table may have been altered while the worker runs, and a pooler may have
-    changed the session. An outdated stage would refuse rows that the table takes. It takes INSERT's lock a little
-    earlier, so that no session alters the table from here on.
+    changed the session. An outdated temporary table would refuse rows that the table takes. It takes INSERT's lock a
+    little earlier, so that no session alters the table from here on.
     """
     columns = target.columns or target.deletes
     stage = stage_name(target)

@@ -54,7 +54,7 @@ _format = _formatter()
 
 
 def driver_of(tx: Connection) -> psycopg.Connection[Any]:
-    """The psycopg connection below; raises ConfigError if it is another driver's."""
+    """The psycopg connection inside; raises ConfigError if another driver is used."""
     if isinstance(tx, HandlerConnection):
         return tx.driver
     driver = tx.connection.driver_connection
@@ -116,7 +116,7 @@ def begin_copy(
     by_insert: bool,
     encoding: str | None = None,
 ) -> AbstractContextManager[psycopg.Copy]:
-    """COPY into these columns, or INSERT of the same text. ``encoding``: the text's, by default the session's."""
+    """COPY into these columns, or INSERT of the same text. ``encoding`` of the text: by default that of the session."""
     if by_insert:
         return psycopg.Copy(cursor, writer=Inserts(cursor, path, columns, encoding))
     statement = sql.SQL("COPY {} ({}) FROM STDIN{}").format(

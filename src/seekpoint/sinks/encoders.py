@@ -96,7 +96,7 @@ def column_encoders(
     encoding: str | None = None,
     event_rules: EventRules | None = None,
 ) -> Mapping[str, ColumnEncoder]:
-    """The encoders of those columns that need one. ``encoding``: the text's, by default the session's."""
+    """The encoders of those columns that need one. ``encoding`` of the text: by default that of the session."""
     encoding = encoding or driver.info.encoding
     return {
         name: ColumnEncoder(name, types[name], allowed, driver.adapters, encoding, event_rules=event_rules)

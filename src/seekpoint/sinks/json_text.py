@@ -17,7 +17,7 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 def json_text(value: Any, encoding: str = "utf-8") -> str:
     """The value as JSON text. Raises ValueError for NaN and infinity, TypeError for a type that has no JSON.
 
-    ``encoding`` is the connection's; unless it is UTF-8, characters outside ASCII are escaped.
+    ``encoding`` is that of the connection; unless it is UTF-8, characters outside ASCII are escaped.
     """
     encoded = _ENCODER.encode(value)
     if b"null" in encoded:

@@ -27,7 +27,7 @@ def require_whole_names(me: str, names: Iterable[str]) -> None:
 
 
 def require_short_names(owner: str, topic: str, path: Sequence[str]) -> None:
-    """Raise ConfigError if Postgres would cut the name of a topic's table: it could become another topic's."""
+    """Raise ConfigError if Postgres would cut the name of a topic's table: two topics could then have one table."""
     for name in path:
         if (length := len(name.encode(errors="surrogatepass"))) > _MOST:
             raise ConfigError(

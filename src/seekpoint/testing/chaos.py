@@ -194,7 +194,7 @@ class _Tables:
         return columns, Counter(repr(tuple(row[number] for number in kept)) for row in result)
 
     def reset(self, prepare: Callable[[Connection], object] | None = None) -> None:
-        """Remove all rows, and call ``prepare``, by default the caller's, to insert some.
+        """Remove all rows, and insert some with ``prepare``, by default the caller's function.
 
         Raises AssertionError if another session has locked a table, and does not release it.
         """

@@ -66,7 +66,7 @@ def state_of_group(group: GroupSummary) -> State:
 
 
 def state_of_partition(partition: PartitionStatus, group: GroupStatus) -> State:
-    """The state to show, as for the group; or that a record is being retried."""
+    """The state to show, as for the group, or "retrying" if a record is being retried."""
     if partition.position.stop is not None:
         return STOPPED
     if group.pause is not None:
@@ -232,7 +232,7 @@ def header_name(name: str) -> str:
 def sparkline(samples: Sequence[Sample], level: str = "") -> Markup:
     """The lag over time, as a line from 0 to its maximum, which is shown next to it; a dash without two samples.
 
-    ``level`` is the state's, and decides the line's colour.
+    ``level`` is how bad the state is, and decides the line's colour.
     """
     if len(samples) < 2:
         return Markup('<span class="faint">{}</span>').format(NOT_KNOWN)

@@ -15,7 +15,7 @@ class Tokens:
     """Issues tokens and redeems each once. ``secret`` is shared by processes that serve the same users.
 
     Only this process remembers its redeemed tokens. Another process refuses the plan instead: under a lock, it compares
-    the group's last action of that kind, or the dead letters, with the plan's.
+    the group's last action of that kind, or the dead letters, with those in the plan.
     """
 
     def __init__(self, secret: bytes | None = None, clock: Callable[[], float] = time) -> None:
@@ -25,7 +25,7 @@ class Tokens:
         self._lock = threading.Lock()
 
     def issue(self, user: str, form: str, plan: bytes) -> str:
-        """A token for one POST of this form with this plan by this user, within an hour."""
+        """A token that is valid for an hour, for one POST of this form with this plan by this user."""
         head = f"{secrets.token_urlsafe(16)}.{self._clock() + LIFETIME:.0f}"
         return f"{head}.{self._signature(head, user, form, plan)}"
 

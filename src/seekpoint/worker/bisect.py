@@ -186,7 +186,7 @@ def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E])
         if failure.was_cancelled:
             too_many = None if failure.waited else high - low
     after = part[high] if high < len(part) else end
-    if not is_known and not failure.named:  # the last one may succeed alone: not every error is one record's fault
+    if not is_known and not failure.named:  # the last record may succeed alone: not every error has one culprit
         alone = run(part[low:high])
         if alone is None:
             return FailedRecords((), after, failure.error, too_many)

@@ -23,7 +23,7 @@ from seekpoint.worker.unit_of_work import Committer
 class SingleAttempts:
     """Tries the records and suspect parts that the scheduler gives, one by one.
 
-    ``keeps_claims``: whether the worker was given up.
+    ``keeps_claims``: whether claims stay unreleased after a failure, because the worker was given up.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SingleAttempts:
         record, tries = single.tried.record, single.tried.tries
         partition, offset = single.claim.partition, record.offset
         is_transient = single.tried.attempt is not None and single.tried.attempt.then == TRANSIENT
-        # is_single: a failure is this record's, so it is not searched for.
+        # is_single: only this record can have failed, so there is no bisection.
         batch = self._batch(
             single.chunk, Outcome({(partition, offset): tries}), is_single=True, is_transient=is_transient
         )

@@ -180,7 +180,7 @@ class StartChecks:
 
 
 def is_transient_at_start(error: BaseException) -> bool:
-    """Whether the database may answer later; False if it refused the worker, or the error is not a database's.
+    """Whether the database may answer later; False if it refused the worker, or for other errors.
 
     A wrong password is not tried again, because the server may count attempts.
     """

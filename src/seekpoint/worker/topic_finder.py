@@ -19,7 +19,7 @@ class TopicFinder:
     """Lists the brokers' topics every ``topic.metadata.refresh.interval.ms``; never if that is 0 or less.
 
     The worker matches them itself, and subscribes to names. A pattern given to the client is matched by the C library
-    under the classic protocol, and by the brokers under KIP-848: with two syntaxes, neither of which is Python's.
+    under the classic protocol, and by the brokers under KIP-848: in two syntaxes, which both differ from Python's.
     """
 
     def __init__(self, identity: Identity, pipeline: Pipeline, config: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ class Tracer(Protocol):
     def transaction(
         self, pipeline: Pipeline[Any, Any], records: Callable[[], Iterable[Iterable[RawRecord]]], attempt: int
     ) -> AbstractContextManager[None]:
-        """Trace the block that applies and commits a batch once; must not suppress exceptions.
+        """Trace one attempt to apply and commit a batch, which is the block; must not suppress exceptions.
 
         ``records`` returns, in chunks, the batch's records read so far: the block may read more.
         """

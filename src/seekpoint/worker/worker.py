@@ -38,17 +38,17 @@ class Worker:
     """Applies a pipeline's records exactly once, as one member of its group.
 
     ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; the worker uses its settings and listeners with a
-    separate pool. ``kafka`` is librdkafka's configuration; only the keys that exactly once depends on are Seekpoint's.
+    separate pool. ``kafka`` is librdkafka's configuration; Seekpoint sets only the keys that exactly once depends on.
     ``partitions=[(topic, number), ...]`` reads a fixed list without a group. ``observe`` gets every event, on the
-    worker's thread (but ``MembershipRenewed`` on the heartbeat's, and after ``grace`` ``WorkerStopped`` on a timer's).
-    Scale with more workers in more processes, not with threads.
+    worker's thread (``MembershipRenewed`` on the heartbeat's thread, and ``WorkerStopped`` after ``grace`` on a timer's
+    thread). Scale with more workers in more processes, not with threads.
 
     ``tracing=Tracing()`` creates a span for each transaction (:class:`seekpoint.metrics.Tracing`); by default there
     are none.
 
     If the pipeline writes a topic's records to other tables than the group does at the same version, the worker waits
-    outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace the group's,
-    and running workers exit as outdated. If an operator removed the group from the ledger, the worker raises
+    outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace those of the
+    group, and running workers exit as outdated. If an operator removed the group from the ledger, the worker raises
     GroupForgotten; pass the time in the error as ``accept_forgotten`` to begin again at StartAt, as a new group.
 
     With ``mirror=True`` it also commits its positions to Kafka, after they are committed in Postgres and at most every
@@ -116,7 +116,7 @@ class Worker:
 
     @property
     def engine(self) -> Engine:
-        """The engine as given, or made from the URL: for jobs. The worker itself connects with another one."""
+        """The engine as given, or made from the URL, for jobs. The worker itself connects with a separate engine."""
         return self._engine
 
     @property
@@ -194,7 +194,7 @@ class Worker:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         unborn = number == signal.SIGINT and not self._board.has_started  # it waits for its servers, and has no batch
         if unborn or self._stopping.is_set():
-            for signum in STOP_SIGNALS:  # the next one ends the process: an abort needs the database
+            for signum in STOP_SIGNALS:  # the next signal ends the process: an abort needs the database
                 signal.signal(signum, signal.SIG_DFL)
             reason = "before the worker had started" if unborn else f"second {signal.Signals(number).name}: aborted"
             self._abort(reason)

@@ -23,7 +23,7 @@ from seekpoint.runs.manage_runs import Runs
 from seekpoint.runs.run import Driver, Progress, Step, transaction
 from seekpoint.worker.replay.group_dead_letters import portable_value
 
-ENDS_RUN = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # errors that another driver would get, too
+ENDS_RUN = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # errors that would recur with another driver
 ROUNDS = 3  # attempts to stage missing ranges before the batch gives up
 
 
@@ -33,8 +33,8 @@ class BatchDone:
 
     ``records`` is how many records the positions moved past, ``dead_letters`` how many of them were dead-lettered.
     ``rows`` counts the records' rows by table, before an Upsert dedupes them by key. ``offsets`` maps
-    ``topic/partition`` to the next offset. ``failures`` are the first 100 dead letters of a reprocess, which are not
-    the group's.
+    ``topic/partition`` to the next offset. ``failures`` are the first 100 dead letters of a reprocess, which belong to
+    the run, not to the group.
     """
 
     run: UUID | None

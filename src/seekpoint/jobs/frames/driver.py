@@ -196,7 +196,7 @@ class FrameDriver:
         return Brokers(self._bound.kafka, self._bound.source.pipeline, self._limits.kafka_timeout, self._max_records)
 
     def _claim(self, brokers: Brokers) -> None:
-        """Claim partitions that are not claimed yet. Raises Fenced if a claim is no longer the ledger's."""
+        """Claim partitions that are not claimed yet. Raises Fenced if the ledger has a newer claim of a partition."""
         claims = self._claims if self._is_current else {}
         tokens = {row.partition: row.token for row in self.ledger.read()} if claims else {}
         for partition, claim in claims.items():

@@ -53,7 +53,7 @@ def foreach_batch(
 
     ``pipeline``, ``database``, ``schema``, ``range_records`` and ``limits`` are as for :func:`run`. With
     ``max_records`` a micro-batch becomes several transactions of at most that many offsets. ``spark`` is the session
-    that starts the query, by default the active one. The brokers are the stream's.
+    that starts the query, by default the active one. The brokers are those of the stream.
 
     The query fails without moving positions: with ConfigError if the DataFrame has another source; with RangeLost if a
     micro-batch begins after the ledger's position, so that records would be lost; and with the errors of :func:`run`,

@@ -218,7 +218,7 @@ class FramePasses:
             run(tx.connection, "DROP TABLE {table}", table=(staging.schema, table))
 
     def _require_none_replayed(self, tx: Step) -> None:
-        """Raise ReloadRefused if a record that was omitted as a dead letter has been replayed since."""
+        """Raise ReloadRefused if a record that the rebuild omitted as a dead letter was replayed afterwards."""
         out, live = Staging(tx.run.staging_schema).left_out, dead_letter.c
         is_same = [
             live[column] == out.c[column] for column in ("consumer_group", "topic", "partition", "record_offset")

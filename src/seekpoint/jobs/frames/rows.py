@@ -46,11 +46,11 @@ _ANSWER = pa.schema([("attempt", pa.string()), ("rows", pa.int64()), ("ending", 
 class RowsPlan:
     """A task's plan for writing one frame's rows.
 
-    ``table`` is the live table. ``columns`` maps the frame's columns to the table's; those in ``needed`` must not be
-    null. ``types`` are the Spark types of the frame's columns. ``ranges`` are the micro-batch's, as (topic, partition,
-    start, end); a range's index is the *place* of its rows. None: rows have no partition and offset. ``has_topics``:
-    rows also have the topic. ``is_placed``: the attempt's table stores place and offset. ``sums`` are the columns to
-    add up; ``is_aggregated``: the frame has already aggregated them.
+    ``table`` is the live table. ``columns`` maps columns of the frame to columns of the table; those in ``needed`` must
+    not be null. ``types`` are the Spark types of the frame's columns. ``ranges`` are the ranges of the micro-batch, as
+    (topic, partition, start, end); a range's index is the *place* of its rows. None: rows have no partition and offset.
+    ``has_topics``: rows also have the topic. ``is_placed``: the attempt's table stores place and offset. ``sums`` are
+    the columns to add up; ``is_aggregated``: the frame has already aggregated them.
     """
 
     frame: str
@@ -151,7 +151,7 @@ def _attempt(tx: Tx, run: UUID, plan: RowsPlan, batches: Iterable[pa.RecordBatch
 
 
 def _unknown() -> None:
-    """No columns for Python rows, because all rows here are Arrow's."""
+    """No columns for Python rows, because all rows here are in Arrow's format."""
 
 
 @contextmanager

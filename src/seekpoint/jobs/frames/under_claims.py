@@ -43,7 +43,7 @@ from seekpoint.runs.run import Driver, StagedPosition, how_it_ended, run_of, tra
 
 logger = logging.getLogger(__name__)
 
-STOPS = (BatchRefused, ConfigError, FrameFailed, TooManyDeadLetters)  # errors that the next micro-batch would get, too
+STOPS = (BatchRefused, ConfigError, FrameFailed, TooManyDeadLetters)  # errors that would recur in the next micro-batch
 _REASON = "a micro-batch of DataFrames"
 
 

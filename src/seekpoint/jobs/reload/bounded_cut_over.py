@@ -32,8 +32,8 @@ class BoundedCutOver:
 
         A merge without differences takes no lock, unless it raises a version. Raises CutOverRefused, leaving the run
         open, if it would exceed the bounds, such as the workers' wait; ReloadRefused if the run can no longer be used;
-        ReloadOver if it has ended or another driver has taken it over; and the last attempt's error: the database's,
-        RangeStuck or KafkaUnavailable.
+        ReloadOver if it has ended or another driver has taken it over; and the error of the last attempt: a database
+        error, RangeStuck or KafkaUnavailable.
         """
         merges = driver.run.strategy == "merge"
         report = recall(driver, passes.targets) if merges else None

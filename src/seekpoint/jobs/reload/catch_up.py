@@ -192,7 +192,7 @@ class CatchUp:
         return follower
 
     def _replayed(self, tx: Step, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:
-        """Records that were omitted as dead letters and have been replayed since, so that the live tables have them.
+        """Records omitted as dead letters, but replayed afterwards, so that the live tables have their rows.
 
         They are applied before the pass's records, because they were replayed at earlier positions; with
         ``keep_key_order`` no other record of the key was applied in between.

@@ -186,8 +186,9 @@ def _compare(tables: StagingTables, *, is_exact: bool) -> Difference:
 def _keep_seen(tables: StagingTables) -> None:
     """Store the transactions whose rows this snapshot sees, from the snapshot's oldest open transaction on.
 
-    The merge uses them to find rows that were written since. The oldest open transaction alone is not enough: it may be
-    in another database and open for hours. Rows' xmin is used, because a snapshot does not list subtransactions.
+    The merge uses them to find rows that were written after the comparison. The oldest open transaction alone is not
+    enough: it may be in another database and open for hours. Rows' xmin is used, because a snapshot does not list
+    subtransactions.
     """
     tables.run(
         "CREATE {unlogged} TABLE {seen} AS SELECT DISTINCT live.xmin::text::bigint AS xid FROM {live} AS live "

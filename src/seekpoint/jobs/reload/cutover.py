@@ -91,8 +91,8 @@ def cut_over(
     After an unanswered COMMIT it reads the run's row; it repeats an attempt that was rolled back (a lock timeout, a
     lost connection). It also rolls back an attempt in which workers would wait longer than the plan's bounds allow;
     after five such attempts it raises CutOverRefused, and the run stays open. Raises ReloadRefused if the run can no
-    longer be used; ReloadOver if it has ended or another driver has taken it over; and the last attempt's error: the
-    database's, RangeStuck or KafkaUnavailable.
+    longer be used; ReloadOver if it has ended or another driver has taken it over; and the error of the last attempt: a
+    database error, RangeStuck or KafkaUnavailable.
     """
     plan = plan or Plan()
     waits: list[float] = []
@@ -270,7 +270,7 @@ _EDIT = ("edited_value", "edited_at", "edited_by", "edited_reason")
 
 
 def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
-    """Insert the run's dead letters into the group's; a dead letter that the group already has is reopened (I4).
+    """Copy the run's dead letters to the group; a dead letter that the group already has is reopened (I4).
 
     If a dead letter was replayed with an edited value, the run has applied that value: the stored value and the edit
     are kept.

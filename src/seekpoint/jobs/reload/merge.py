@@ -34,7 +34,8 @@ def warm(driver: Driver, targets: Sequence[Target], progress: Callable[[int, int
     Like an update, a row lock writes to its page, and the first write after a checkpoint logs the whole page
     (``full_page_writes``). It takes the weakest of the four lock modes, on about a thousand rows at a time. For those
     milliseconds that blocks only transactions that delete such a row, change a column of a unique index, or lock it
-    ``FOR UPDATE``. It skips rows that others have locked. ``progress`` gets the number of keys done, and of all keys.
+    ``FOR UPDATE``. Rows that other sessions have locked are skipped. ``progress`` gets the number of keys done, and of
+    all keys.
 
     A transient error (a table lock, a lost connection) ends the warm-up; the cut-over works without it.
     """
@@ -119,7 +120,7 @@ def merge(tx: Step, targets: Sequence[Target], plan: Plan, budget: Budget) -> in
 
 
 def _require_allowed(tables: StagingTables, by_key: bool, plan: Plan) -> None:
-    """Check the bounds again under the lock, with the rows that were written since."""
+    """Check the bounds again under the lock, including the rows that were written after the first check."""
     target = tables.target
     _plan_by_key(tables.connection, by_key)
     written = composed(

@@ -40,7 +40,7 @@ from seekpoint.worker.engine_checks import require_untranslated_sinks
 
 LARGE = 200_000  # offsets per partition and pass: a pass holds a snapshot, which delays vacuum
 SMALL = 2_000  # after a catch-up pass of at most this many records, the cut-over may take its locks
-ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated)  # errors that another driver would get, too
+ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated)  # errors that would recur with another driver
 
 ReportCallback = Callable[[Report], object]
 
@@ -174,7 +174,7 @@ class Reload:
 
         Raises CutOverRefused, leaving the run open, if it would exceed the bounds, such as the workers' wait;
         ReloadRefused if the run can no longer be used; ReloadOver if it has ended or another driver has taken it over;
-        and the last attempt's error: the database's, RangeStuck or KafkaUnavailable.
+        and the error of the last attempt: a database error, RangeStuck or KafkaUnavailable.
         """
         _require_publishing(driver)
         with self._ending(driver):

@@ -34,7 +34,7 @@ class Rewind:
     done: list[ResetDone] = field(default_factory=list)
 
     def require(self, sources: Sequence[PipelineSource], *, accept_loss: bool) -> None:
-        """Raise ConfigError if the pipelines are not the plan's, and for offsets that retention has removed."""
+        """Raise ConfigError if the plan is for other pipelines, or retention has removed some of its offsets."""
         groups = [source.group for source in sources]
         if groups != [self.plan.group]:
             raise ConfigError(

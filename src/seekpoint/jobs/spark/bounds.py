@@ -50,7 +50,7 @@ class Bounds:
         ]
 
     def topic_id(self, partition: Partition) -> UUID:
-        """The topic id to which the partition's offsets belong: the ledger's; without a group, the brokers'.
+        """The topic id to which the partition's offsets belong, from the ledger; without a group, from the brokers.
 
         The ledger stores it by partition, because after a topic was recreated some partitions may still be stopped at
         offsets of the deleted topic.

@@ -25,7 +25,7 @@ def ledger(spark: SparkSession, *, database: str = DATABASE, schema: str = DEFAU
     """Each group's stored positions, one row per partition, and the reason if a partition is stopped.
 
     ``database`` names the environment variable with the database's URL, in the driver and the executors; ``schema`` is
-    the ledger's. Each query reads the ledger's present rows.
+    the ledger's schema. Each query reads the ledger's present rows.
     """
     return _table(spark, "ledger", database, schema)
 

@@ -38,13 +38,12 @@ class SparkStager:
     """Stages a reload's or a batch's ranges in the tasks of a Spark session: ``stager=SparkStager(spark, kafka)``.
 
     ``kafka`` is the workers' configuration, with :class:`Env` for passwords; ``database`` is the environment variable
-    with the URL of the ledger's database, ``schema`` the ledger's. The job's pipelines must be given by name
+    with the URL of the ledger's database, ``schema`` the ledger's schema. The job's pipelines must be given by name
     (``module:name``), because tasks import them. The executors need this package, the pipelines' modules, and the
-    variables. Spark repeats a failed task as often as it is configured to (``local[2]``: never; ``local[2,4]``: up to
-    4 attempts). A task stages at most ``range_records`` offsets; fewer, down to 20,000, if there would otherwise be
-    fewer tasks than slots. At most ``copy_sessions`` tasks run, each with one database session: a small server gains
-    nothing from more sessions than it has cores. Staging fails if the cluster provides no executor for ``patience``
-    seconds.
+    variables. Spark repeats a failed task as often as it is configured to (``local[2]``: never; ``local[2,4]``: up to 4
+    attempts). A task stages at most ``range_records`` offsets; fewer, down to 20,000, if there would otherwise be fewer
+    tasks than slots. At most ``copy_sessions`` tasks run, each with one database session: a small server gains nothing
+    from more sessions than it has cores. Staging fails if the cluster provides no executor for ``patience`` seconds.
     """
 
     def __init__(

@@ -154,7 +154,7 @@ class StreamPositions:
                 )
 
     def _require_same(self, position: StreamPosition) -> Mapping[str, UUID]:
-        """The topics' ids. Raises TopicRecreated if they are not the position's, and RangeLost for a missing topic."""
+        """The topics' ids. Raises TopicRecreated if the position has other ids, RangeLost for a missing topic."""
         self._require_read(position)
         answer = self._checks.ask(self._topics)
         for partition, offset in position.offsets.items():

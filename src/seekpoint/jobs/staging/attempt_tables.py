@@ -125,7 +125,7 @@ class AttemptSink(Sink, SinkWriter):
     def finish(self, connection: Connection) -> None:
         """Aggregate the sums, and store the written columns; the driver has stored those of a rebuilt table.
 
-        Raises ReloadRefused if those are others, because the code has changed since.
+        Raises ReloadRefused if the stored columns differ, because the code has changed.
         """
         if self._target.sums is not None and not self._places:
             self._aggregate(connection)

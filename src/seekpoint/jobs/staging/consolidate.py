@@ -163,7 +163,7 @@ def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str,
 
     A record whose row violates a foreign key or unique index of the live table is dead-lettered, as by a worker; with
     ``keep_key_order`` the later records of its key are blocked. Raises ReloadRefused if the failure policy is to stop,
-    or a topic was recreated since.
+    or a topic was recreated during the run.
     """
     check_topics(kafka, driver)
     with driver.step("staged") as tx:

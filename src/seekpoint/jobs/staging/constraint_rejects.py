@@ -76,7 +76,7 @@ def _made(tx: Tx, make: Callable[[], None]) -> bool:
 
 
 def _unique(tx: Tx, target: Target) -> list[Composable]:
-    """The definitions of the rebuilt table's unique indexes: one on the rows' key, and the live table's."""
+    """The definitions of the rebuilt table's unique indexes: one on the rows' key, and those of the live table."""
     keys = [ident.SQL("({})").format(names(target.key))] if target.key else []
     return [*keys, *uniques(tx.connection, target)]
 

@@ -148,7 +148,7 @@ def make_rebuilt(tx: Step, staging: Staging, target: Target) -> None:
 
 
 def _make_dead_letters(tx: Tx, staging: Staging) -> None:
-    """Create the run's table of dead letters, like the ledger's, to which the cut-over moves the rows."""
+    """Create the run's table of dead letters, with the ledger's columns; the cut-over moves its rows to the ledger."""
     run(
         tx.connection,
         "CREATE {unlogged} TABLE {table} (LIKE {live} INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS, "
@@ -177,7 +177,7 @@ def _within(ranges: Ranges) -> dict[str, Any]:
 
 
 def edits_within(tx: Tx, group: str, ranges: Ranges) -> Edits:
-    """The edited values in these ranges that replays have applied instead of the log's.
+    """The edited values in these ranges that replays have applied instead of the values in the log.
 
     Call it after :func:`leave_out`: a record that is replayed between the two calls is still omitted.
     """
@@ -186,12 +186,12 @@ def edits_within(tx: Tx, group: str, ranges: Ranges) -> Edits:
 
 
 def with_edits(pieces: Iterable[Piece], edits: Edits) -> Iterable[Piece]:
-    """The pieces, with edited values instead of the log's."""
+    """The pieces, with edited values instead of those in the log."""
     return (replace(piece, records=edited(piece.records, edits)) for piece in pieces) if edits else pieces
 
 
 def edited(records: Sequence[RawRecord], edits: Edits) -> Sequence[RawRecord]:
-    """The records, with edited values instead of the log's."""
+    """The records, with edited values instead of those in the log."""
     if not edits:
         return records
     values = [edits.get((record.topic, record.partition, record.offset)) for record in records]
@@ -371,7 +371,7 @@ def require_staging(tx: Tx, run_id: UUID, states: Sequence[str] = STAGING) -> No
 
 
 def require_code(tx: Tx, run_: Run, sources: Sequence[PipelineSource]) -> None:
-    """Raise ConfigError if this code is not the run's: other groups, handler versions or tables.
+    """Raise ConfigError if this code has other groups, handler versions or tables than the run.
 
     Called by each task, for its one group; and before a take-over, which would fence a driver with the right code.
     """

@@ -76,8 +76,8 @@ class StagingTables(Statements):
     """Statements on a target's live table, its rebuilt table, and the tables that their comparison creates.
 
     ``diff`` has the keys of rows that differ or may differ by now; ``touched`` the keys that catch-up passes have
-    written since. ``seen`` has the transactions whose rows the comparison saw, from its oldest open transaction on;
-    ``shown`` the differing rows, as text.
+    written after the comparison. ``seen`` has the transactions whose rows the comparison saw, from its oldest open
+    transaction on; ``shown`` the differing rows, as text.
     """
 
     def __init__(self, connection: Connection, staging: Staging, target: Target) -> None:

@@ -50,7 +50,7 @@ class AccumulateSql(MergeSql):
 
     The server sorts the keys, because Python orders texts differently. The form that updates first locks existing rows
     before it inserts others. So two sessions can still deadlock on a key that is new to only one of them; a deadlock is
-    retried. ``updates_first`` selects that form. ``has_distinct``: the stage has one row for each key. Raises
+    retried. ``updates_first`` selects that form. ``has_distinct``: the temporary table has one row for each key. Raises
     ConfigError for a column that cannot be added to.
     """
 
@@ -80,7 +80,7 @@ class AccumulateSql(MergeSql):
 
     @cached_property
     def merge(self) -> sql.Composed:
-        """INSERT from the stage; the server aggregates first if keys may have several rows."""
+        """INSERT from the temporary table; the server aggregates first if keys may have several rows."""
         rows = self._staged if self.has_distinct else self._aggregated
         return self._merged(rows, updates_first=self.updates_first)
 
@@ -135,7 +135,7 @@ class AccumulateSql(MergeSql):
 
     @property
     def _aggregated(self) -> sql.Composed:
-        """The stage's rows, one for each key: a sum beyond the range of its column's type is an error."""
+        """The temporary table's rows, one for each key: a sum beyond the range of its column is an error."""
         values: list[Composable] = [escaped_name(name) for name in self.target.key]
         for name in self._sums:
             kind = self.layout.columns[name].type

@@ -27,7 +27,7 @@ _WIDE = Context(prec=150_000, traps=[Inexact, Rounded, Overflow, InvalidOperatio
 
 @dataclass(frozen=True, slots=True)
 class SumTarget(Target):
-    """The table of an ``Accumulate``. ``columns`` are the key's, then ``add``, ``least`` and ``most``."""
+    """The table of an ``Accumulate``. ``columns`` are the columns of the key, then ``add``, ``least`` and ``most``."""
 
     add: tuple[str, ...] = ()
     least: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def _exact_values(target: SumTarget, values: Mapping[str, Sequence[Any]], table_
 
 
 def _is_number(column: Column, values: Collection[Any]) -> bool:
-    """Whether each value is stored unchanged, and Python's sum equals the server's."""
+    """Whether each value is stored unchanged, and Python and the server compute the same sum."""
     kinds = set(map(type, values))
     if len(kinds) != 1:
         return False
@@ -124,7 +124,7 @@ def _is_in_scale(column: Column, values: Collection[Any]) -> bool:
 
 
 def _fits_total(column: Column, sums: Collection[Any]) -> bool:
-    """Whether the sums equal the server's: no float has overflowed, no numeric has too many fraction digits."""
+    """Whether the server gets equal sums: no float has overflowed, no numeric has too many fraction digits."""
     if column.type == "double precision":
         return all(map(isfinite, filter(None, sums)))
     if column.kind == "numeric" and column.typmod < 0:

@@ -37,7 +37,7 @@ _INHERITING = text(
 
 
 def _check_inheritance(tx: Connection, target: SumTarget) -> None:
-    """Raise ConfigError for a table that others inherit from: a key might have rows in several of them."""
+    """Raise ConfigError for a table from which other tables inherit: a key might have rows in several of them."""
     if (child := tx.execute(_INHERITING, {"table": quoted(*target.path)}).scalar()) is not None:
         raise ConfigError(
             f"{target.name}: {child} inherits from the table, and a key with a row in both would be added to "

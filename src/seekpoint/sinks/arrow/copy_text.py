@@ -62,7 +62,7 @@ def column(name: str, array: Any) -> Written:
             return _hex(_plain(array), "\\\\x")
         texts = text(array)
         return escaped(texts) if _holds_anything(kind) else texts
-    except Exception as error:  # pyarrow's, Python's and our own
+    except Exception as error:  # of pyarrow, Python and Seekpoint
         raise Unwritable(f"column {name!r}: {type(error).__name__}: {error}") from error
 
 
@@ -260,7 +260,7 @@ def column_of(name: str, values: Sequence[Any], one_by_one: Texts, base: int | N
 
 
 def _maker(kind: type, base: int | None) -> Callable[[Sequence[Any]], Written] | None:
-    """Arrow's writer for one type of values; None unless the column reads its text like psycopg's."""
+    """Arrow's writer for one type of values; None unless the column reads its text as it reads psycopg's text."""
     if base is None or (kind in _ONLY_INTO and base not in _ONLY_INTO[kind]):
         return None
     return _MAKERS.get(kind)

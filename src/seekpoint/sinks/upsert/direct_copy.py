@@ -14,7 +14,7 @@ from seekpoint.sinks.column_type import ColumnTypes
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Target
 
-# The server may check another unique index before the key's, so an update can fail on that index, too.
+# The server may check another unique index before the index of the key, so an update can fail on the other index.
 _CONFLICTS = frozenset({UNIQUE_VIOLATION, EXCLUSION_VIOLATION})
 
 

@@ -1,4 +1,4 @@
-"""The base of all statements that merge rows by key, from arrays of text or from the stage."""
+"""The base of all statements that merge rows by key, from arrays of text or from a temporary table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Composable = sql.Composable
 
 
 class MergeSql:
-    """Statements for rows passed as arrays of text (``unnest``), and for rows in the stage.
+    """Statements for rows passed as arrays of text (``unnest``), and for rows in the temporary table (the *stage*).
 
     Parameters are one array for each column, then those of ``gate``; statements on the stage have none.
     """
@@ -44,7 +44,7 @@ class MergeSql:
 
     @property
     def delete_staged(self) -> sql.Composed:
-        """DELETE by the stage's tombstones."""
+        """DELETE of the keys that have a tombstone in the stage."""
         raise NotImplementedError
 
     @property

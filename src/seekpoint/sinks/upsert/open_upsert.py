@@ -108,7 +108,7 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
         return self._staged(statements)
 
     def _turn_back(self, direct: DirectCopy) -> TempTable:
-        """Write all rows to the stage, after COPY into the table has failed."""
+        """Write all rows to the temporary table, after COPY into the target table has failed."""
         self._strategies.met_a_conflict()
         self._fell_back = True
         self._way = staged = self._staged(self._ask())

@@ -60,7 +60,8 @@ class WriteStrategies:
         self.last: Wrote | None = None
         self.current: WriteStrategy | None = None  # of the last large transaction
         self._pause = self._wait = 0
-        # The last statement was refused without a line: stage the next rows, so that errors have a line.
+        # The last statement was refused without a line: write the next rows by COPY into a temporary table, whose
+        # errors have one.
         self._named = False
 
     def gathers(self, rows: int) -> bool:

@@ -20,10 +20,10 @@ Execute = Callable[[sql.Composed], int]
 
 
 class TempTable:
-    """Streams rows into the stage while the next rows are decoded; the server merges them, sorted by key.
+    """Streams rows into a temporary table while the next rows are decoded; the server merges them, sorted by key.
 
-    The stage's identity column numbers the rows before the first tombstone, this class the later rows. Tombstones are
-    written at the end, because they have other columns.
+    The temporary table's identity column numbers the rows before the first tombstone; this class numbers the later
+    rows. Tombstones are written at the end, because they have other columns.
     """
 
     def __init__(self, tx: Connection, statements: MergeSql, stage: Stage, execute: Execute) -> None:
@@ -45,7 +45,7 @@ class TempTable:
         self._copy = self._stack.enter_context(copy)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows to the stage. Raises RowRefused, with the line, for a row that cannot be written."""
+        """Write rows to the temporary table. Raises RowRefused, with the line, for a row that cannot be written."""
         if self._offsets is not None:
             self._offsets.look(rows)
         if self._lines is None and has_deletes(rows):
@@ -71,7 +71,7 @@ class TempTable:
         return numbered
 
     def finish(self) -> tuple[int, int]:
-        """Merge the stage into the table; returns the numbers of rows written and deleted. Raises RowRefused."""
+        """Merge the temporary table into the target; returns how many rows it wrote and deleted. Raises RowRefused."""
         self._close()
         if self._gone:
             self._open((*self._target.deletes, LINE, DELETED))
@@ -84,7 +84,7 @@ class TempTable:
         return merged, deleted
 
     def _require_no_step_back(self) -> None:
-        """Raise RowRefused for the first row whose source position is lower than an earlier row's."""
+        """Raise RowRefused for the first row whose source position is lower than that of an earlier row."""
         query = self._statements.steps_back
         if query is not None and (row := driver_of(self._tx).execute(query, ()).fetchone()):
             line, before, position = row

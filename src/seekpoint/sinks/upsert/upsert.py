@@ -69,9 +69,9 @@ class Upsert(TableSink[V_contra, K_contra]):
     reads and updates are upserts of the ``columns``; deletes and tombstones delete the row; a changed key also deletes
     the old row. Columns that the source did not send (``UNAVAILABLE``) keep their stored value. A truncate is poison;
     with ``truncate="delete"`` it deletes all rows that are not newer, which needs a topic of one partition, and
-    ``offset_column``. With ``offset_column``, ``order_by`` names a column for the source's position: a change with a
-    lower position does not overwrite a row of another partition. Within a partition a lower position stops the worker:
-    the source was restored, or sends changes again.
+    ``offset_column``. With ``offset_column``, ``order_by`` names a column that stores the source's position of the row:
+    a change with a lower position does not overwrite a row from another partition. Within a partition a lower position
+    stops the worker: the source was restored, or sends changes again.
 
     Named columns are written: a field that is None becomes NULL. Other columns keep their stored value, or get their
     default. If one transaction has several rows of a key, the newest is stored.

@@ -151,7 +151,7 @@ def _fetch(cache: Path, files: list[tuple[str, str]], progress: Callable[[str], 
 
 
 def _checked(context: MavenContext, cache: Path, coordinate: str, digest: str, lock: str) -> Path:
-    """The jar, fetched unless it exists; raises ServerFailed if its digest is not the lock's."""
+    """The jar, fetched unless it exists; raises ServerFailed if its digest is not the locked one."""
     jar = _place(cache, coordinate)
     if not jar.exists() or _digest(jar) != digest:
         jar.unlink(missing_ok=True)  # incomplete: an earlier process ended while it fetched the file

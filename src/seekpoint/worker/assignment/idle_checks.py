@@ -154,7 +154,8 @@ class IdleChecks:
     def _in_range(self, positions: Mapping[Partition, int]) -> list[Partition]:
         """Partitions whose position is in the log, although the broker has refused a later offset.
 
-        The client read there before an operator reset the position to an earlier offset, or the log was truncated.
+        The client asked for that later offset before an operator reset the position to an earlier one, or the log was
+        truncated.
         """
         refused = self._partitions.out_of_range
         later = [

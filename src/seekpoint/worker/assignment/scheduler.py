@@ -141,7 +141,7 @@ class Scheduler:
         """Put back a partition's records from ``retry.offset`` on; they come first when the wait is over."""
         placed = self._partitions.active.get(retry.partition)
         if placed is None or placed.position != records[-1].offset + 1:
-            return  # the partition was activated again since, and reads from the ledger's position
+            return  # the partition was activated again meanwhile, and is read from the ledger's position
         backlog = placed.backlog
         if backlog is None:
             self._partitions.set_backlog(retry.partition, backlog := Backlog(delay=self._delay))

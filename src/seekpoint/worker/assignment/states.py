@@ -66,7 +66,7 @@ class ActivePartition:
         self.claim, self.read_position, self.end = claim, claim.next_offset, None
 
     def reached(self, offset: int, leader_epoch: int | None) -> None:
-        """Take over the ledger's position, which equals the reader's: a COMMIT without an answer took effect."""
+        """Use the ledger's position, which equals the position of reading: a COMMIT without an answer took effect."""
         self.claim = replace(self.claim, next_offset=offset, leader_epoch=leader_epoch)
 
     def put_back(self, records: Sequence[RawRecord]) -> None:

@@ -151,8 +151,8 @@ class WorkerAssignment:
     def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition], *, is_full: bool) -> Chunk[RawRecord]:
         """Return the records of held partitions; keep the others for the start of the next batch.
 
-        A transaction that locked another row later could deadlock with another worker's. ``is_full``: the client may
-        have more.
+        A transaction that locked another row later could deadlock with that of another worker. ``is_full``: the client
+        may have more.
         """
         if chunk.reads.keys() <= held:
             return chunk

@@ -41,7 +41,7 @@ MakeReplayer = Callable[[DeadLetters, str], AbstractContextManager[Replayer]]
 
 
 class RequestedReplays:
-    """Carries out one request at a time. ``check`` runs on the status thread, the rest on the worker's.
+    """Carries out one request at a time. ``check`` runs on the status thread, the other methods on the worker's thread.
 
     The status thread announces an error in storing a request's progress. Storing, and a replay after a transient error,
     are retried after ``Limits.lag_check`` seconds. ``stopping`` ends the retries of a replay.
@@ -71,9 +71,9 @@ class RequestedReplays:
     def check(self, ledger: GroupLedger | None = None) -> None:
         """Look for a request and for a pause; fail requests that are outdated, or whose worker has crashed.
 
-        ``ledger`` is the status thread's, with a separate connection. With a current request, stores that this worker
-        is alive. Raises the last error of :meth:`work`. Does nothing once the worker was given up: its thread may never
-        return, and other workers then find its request abandoned.
+        ``ledger`` belongs to the status thread, and has a separate connection. With a current request, stores that this
+        worker is alive. Raises the last error of :meth:`work`. Does nothing once the worker was given up: its thread
+        may never return, and other workers then find its request abandoned.
         """
         if self._wire.is_cut:
             return

@@ -216,7 +216,7 @@ class Retrier(Replayer):
         self._begun.discard(dead_letter.id)
 
 
-# After these events, there may be waiting records that no event named: an earlier owner's, or those of a COMMIT without
+# After these events, there may be waiting records that no event named: from an earlier owner, or from a COMMIT without
 # an answer.
 _ASKS = (events.Activated, events.Resynced, events.CommitUnknown)
 

@@ -19,9 +19,8 @@ from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, REPLAY_REQUEST, RESETS
 from seekpoint.records import State
-from seekpoint.worker.replay.group_dead_letters import Chosen, chosen_dead_letters, without_payload
-from seekpoint.worker.replay.plan import Planned, in_key_order
-from seekpoint.worker.replay.preconditions import replay_refusal
+from seekpoint.worker.replay.group_dead_letters import Chosen, chosen_dead_letters
+from seekpoint.worker.replay.plan import Planned, planned_replay
 from seekpoint.worker.replay.requests import MOST, SECONDS
 
 REQUESTED = "request replay"  # in the history
@@ -103,15 +102,10 @@ def plan_replay(ledger: GroupLedger, chosen: Chosen) -> ReplayPlan:
         group = known_group(tx)
         last = _last_request(tx)
         workers = tx.execute(REPLAY_REQUEST["count_workers"], version=group.version).scalar_one()
-    positions = {position.partition: position for position in ledger.read()}
-    planned, dead_letters = [], DeadLetters(ledger)
-    for dead_letter in map(without_payload, chosen_dead_letters(dead_letters, chosen)):
-        refusal = replay_refusal(dead_letter, positions.get(dead_letter.topic_partition))
-        planned.append(Planned(dead_letter, None if refusal is None else refusal.reason))
     in_order = {topic for topic, declared in (group.declared or {}).items() if declared.get("keep_key_order")}
-    ordered = in_key_order(
-        dead_letters,
-        planned,
+    ordered = planned_replay(
+        DeadLetters(ledger),
+        chosen,
         lambda dead_letter: (
             dead_letter.key is not None and (dead_letter.topic in in_order or dead_letter.state is State.BLOCKED)
         ),

@@ -19,11 +19,7 @@ from seekpoint.codecs.codec import decode_null
 from seekpoint.codecs.pydantic_models import model_converter
 from seekpoint.codecs.registry_client import Registry, missing, shown
 from seekpoint.codecs.value_types import check_type, has_models
-from seekpoint.codecs.wire_format import (
-    GUID,
-    ID,
-    INDIFFERENT,
-)
+from seekpoint.codecs.wire_format import GUID, ID, INDIFFERENT
 from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.records import RawRecord
 

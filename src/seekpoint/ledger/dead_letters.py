@@ -189,7 +189,7 @@ def _are(values: Iterable[object], kind: type) -> bool:
     return all(isinstance(value, kind) for value in values)
 
 
-_PLACE = ("after_topic", "after_partition", "after_record_offset", "after_id")  # parameters, see rank()
+_AFTER = ("after_topic", "after_partition", "after_record_offset", "after_id")  # parameters, see rank()
 # The states to which an operator may close a dead letter, each with the action's name in admin_action.
 _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
 
@@ -404,9 +404,9 @@ class DeadLetters:
         number beyond its column's type.
         """
         conditions = _conditions(where)
-        place = dict.fromkeys(_PLACE) if after is None else dict(zip(_PLACE, rank(after), strict=True))
+        previous = dict.fromkeys(_AFTER) if after is None else dict(zip(_AFTER, rank(after), strict=True))
         with self.ledger.begin() as tx:
-            rows = tx.execute(DEAD_LETTERS["list"], most=limit, with_values=with_values, **conditions, **place)
+            rows = tx.execute(DEAD_LETTERS["list"], most=limit, with_values=with_values, **conditions, **previous)
             return [dead_letter_of(row) for row in rows]
 
     def chosen(self, ids: Iterable[int]) -> Sequence[DeadLetter]:

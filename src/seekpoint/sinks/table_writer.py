@@ -114,7 +114,7 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
         if isinstance(value, Mapping):
             return self._by_key(self.columns)
         if isinstance(value, tuple | list):
-            return self._by_place(len(self.columns))
+            return self._by_position(len(self.columns))
         raise Poison(f"{self!r}: a row must be a Struct, dataclass, model, mapping or tuple, got {kind.__name__}")
 
     def _by_attribute(self, kind: type, fields: tuple[str, ...]) -> Callable[[Any], Row]:
@@ -147,7 +147,7 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
 
         return shape
 
-    def _by_place(self, width: int) -> Callable[[Any], Row]:
+    def _by_position(self, width: int) -> Callable[[Any], Row]:
         def shape(value: Any) -> Row:
             if len(value) != width:
                 raise Poison(f"{self!r}: a row has {len(value)} values for {width} columns")

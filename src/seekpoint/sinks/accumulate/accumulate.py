@@ -25,7 +25,7 @@ from seekpoint.sinks.upsert.strategy import WriteStrategies
 
 if TYPE_CHECKING:
     from seekpoint.sinks.accumulate.accumulate_sql import AccumulateSql
-    from seekpoint.sinks.upsert.open_merge import CachedLayout
+    from seekpoint.sinks.upsert.open_merge import CachedStatements
 
 
 class Accumulate(TableSink[V_contra, K_contra]):
@@ -121,7 +121,7 @@ class AccumulateWriter(TableWriter[Accumulate[Any, Any]]):
     def __init__(self, sink: Accumulate[Any, Any]) -> None:
         super().__init__(sink)
         self.strategies = WriteStrategies()
-        self._known: CachedLayout[AccumulateSql] | None = None
+        self._known: CachedStatements[AccumulateSql] | None = None
         self._subtracted: AccumulateWriter | None = None
         if sink.subtract is not None:
             subtracting = copy.copy(sink)
@@ -181,9 +181,9 @@ class AccumulateWriter(TableWriter[Accumulate[Any, Any]]):
         """Gather rows; they are added to the table when the block ends."""
         from seekpoint.sinks.accumulate.open_accumulate import OpenAccumulate  # noqa: PLC0415 -- as for check()
         from seekpoint.sinks.altered_table import rerun_if_changed  # noqa: PLC0415
-        from seekpoint.sinks.upsert.open_merge import CachedLayout  # noqa: PLC0415
+        from seekpoint.sinks.upsert.open_merge import CachedStatements  # noqa: PLC0415
 
-        self._known = self._known or CachedLayout()
+        self._known = self._known or CachedStatements()
         with (
             rerun_if_changed(tx, self._sink.path),
             OpenAccumulate(tx, lambda: self._sink.target, self._known, self.strategies) as writer,

@@ -21,11 +21,11 @@ _CONFLICTS = frozenset({UNIQUE_VIOLATION, EXCLUSION_VIOLATION})
 class DirectCopy:
     """Streams rows into the table: the server checks each while the next rows are decoded. Fails on an existing key.
 
-    Two rows of one key are a conflict, too. All rows are ``kept``, so that another write strategy can write them.
+    Two rows of one key are a conflict, too. ``chunks`` has all rows, so that another write strategy can write them.
     """
 
     def __init__(self, tx: Connection, target: Target, types: ColumnTypes) -> None:
-        self.kept: list[Sequence[Row]] = []
+        self.chunks: list[Sequence[Row]] = []
         self._stack = ExitStack()
         self._stack.enter_context(tx.begin_nested())
         allowed, event_rules = target.conversions, target.event_rules
@@ -33,7 +33,7 @@ class DirectCopy:
         self._copy = self._stack.enter_context(copy)
 
     def write(self, rows: Sequence[Row]) -> None:
-        self.kept.append(rows)
+        self.chunks.append(rows)
         self._copy.write(rows)
 
     def close(self) -> bool:

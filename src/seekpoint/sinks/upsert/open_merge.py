@@ -33,7 +33,7 @@ S = TypeVar("S", bound=MergeSql)
 
 
 @dataclass(slots=True)
-class CachedLayout(Generic[S]):
+class CachedStatements(Generic[S]):
     """A table's statements, kept from one transaction to the next; their gate detects an altered table."""
 
     statements: S | None = None
@@ -50,7 +50,7 @@ class OpenMerge(ABC, Generic[T, S]):
     """
 
     def __init__(
-        self, tx: Connection, target: Callable[[], T], cache: CachedLayout[S], strategies: WriteStrategies
+        self, tx: Connection, target: Callable[[], T], cache: CachedStatements[S], strategies: WriteStrategies
     ) -> None:
         self._tx, self._target_now, self._known, self._strategies = tx, target, cache, strategies
         self._driver = driver_of(tx)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused, WentBack
 from seekpoint.sinks.catalog import Layout
 from seekpoint.sinks.dedupe import Target, dedupe, has_deletes
 from seekpoint.sinks.upsert.direct_copy import DirectCopy
-from seekpoint.sinks.upsert.open_merge import Altered, CachedLayout, OpenMerge
-from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
+from seekpoint.sinks.upsert.open_merge import Altered, OpenMerge
+from seekpoint.sinks.upsert.strategy import WriteStrategy
 from seekpoint.sinks.upsert.temp_table import TempTable
 from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
@@ -24,31 +22,23 @@ class _TurnedBackError(Exception):
 class OpenUpsert(OpenMerge[Target, UpsertSql]):
     """Gathers few rows for one statement; more rows are streamed by the write strategy that is chosen for them."""
 
-    def __init__(
-        self,
-        tx: Connection,
-        target: Callable[[], Target],
-        cache: CachedLayout[UpsertSql],
-        strategies: WriteStrategies,
-    ) -> None:
-        super().__init__(tx, target, cache, strategies)
-        self._way: DirectCopy | TempTable | None = None
+    _copy: DirectCopy | TempTable | None = None
 
     def _undo(self, error: BaseException) -> None:
-        if self._way is not None:
-            self._way.undo(error)
+        if self._copy is not None:
+            self._copy.undo(error)
 
     def write(self, rows: Sequence[Row]) -> None:
         self._rows += len(rows)
-        if self._way is None:
+        if self._copy is None:
             if not rows or self._strategies.gathers(self._rows) or self._target_now().columns is None:
                 self._few.extend(rows)
                 return
             few, self._few = self._few, []
-            self._way = self._begin()
+            self._copy = self._begin()
             if few:
-                self._stream(self._way, few)
-        self._stream(self._way, rows)
+                self._stream(self._copy, few)
+        self._stream(self._copy, rows)
 
     def update(self, values: Mapping[str, Any]) -> bool:
         """Update these columns of the key's row; returns whether the row exists."""
@@ -93,11 +83,11 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
             number, before, position = row
             raise RowRefused(lines[number - 1], WentBack(target.order_by or "", before, position))
 
-    def _stream(self, way: DirectCopy | TempTable, rows: Sequence[Row]) -> None:
-        if isinstance(way, DirectCopy) and has_deletes(rows):
-            way.undo(_TurnedBackError())
-            way = self._turn_back(way)
-        way.write(rows)
+    def _stream(self, copy: DirectCopy | TempTable, rows: Sequence[Row]) -> None:
+        if isinstance(copy, DirectCopy) and has_deletes(rows):
+            copy.undo(_TurnedBackError())
+            copy = self._turn_back(copy)
+        copy.write(rows)
 
     def _begin(self) -> DirectCopy | TempTable:
         self._target = self._target_now()
@@ -111,22 +101,22 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
         """Write all rows to the temporary table, after COPY into the target table has failed."""
         self._strategies.met_a_conflict()
         self._fell_back = True
-        self._way = staged = self._staged(self._ask())
-        for rows in direct.kept:
+        self._copy = staged = self._staged(self._ask())
+        for rows in direct.chunks:
             staged.write(rows)
         return staged
 
     def _finish(self) -> None:
-        way = self._way
-        if way is None:
+        copy = self._copy
+        if copy is None:
             if self._few:
                 self._write_few()
-        elif isinstance(way, TempTable):
-            self._wrote(WriteStrategy.TEMP_TABLE, *way.finish())
-        elif way.close():
+        elif isinstance(copy, TempTable):
+            self._wrote(WriteStrategy.TEMP_TABLE, *copy.finish())
+        elif copy.close():
             self._wrote(WriteStrategy.COPY, self._rows)
         else:
-            self._wrote(WriteStrategy.TEMP_TABLE, *self._turn_back(way).finish())
+            self._wrote(WriteStrategy.TEMP_TABLE, *self._turn_back(copy).finish())
 
     def _statements(self, layout: Layout) -> UpsertSql:
         return UpsertSql(self._target, layout)
@@ -140,7 +130,7 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
             not only_deletes
             and self._strategies.choose(len(rows), deduped=in_one, direct=False) is WriteStrategy.TEMP_TABLE
         ):
-            self._way = staged = self._staged(self._ask())
+            self._copy = staged = self._staged(self._ask())
             staged.write(rows)
             self._wrote(WriteStrategy.TEMP_TABLE, *staged.finish())
             return

@@ -35,7 +35,7 @@ from seekpoint.sinks.upsert.changes import OpenChanges, key_before, require_key_
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 
 if TYPE_CHECKING:
-    from seekpoint.sinks.upsert.open_merge import CachedLayout
+    from seekpoint.sinks.upsert.open_merge import CachedStatements
     from seekpoint.sinks.upsert.open_upsert import OpenUpsert
     from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
@@ -279,10 +279,10 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
     def __init__(self, sink: Upsert[Any, Any]) -> None:
         self.strategies = WriteStrategies()
         self._announced: WriteStrategy | None = None
-        self._known: CachedLayout[UpsertSql] | None = None
+        self._known: CachedStatements[UpsertSql] | None = None
         self._is_first = True
         super().__init__(sink)
-        self._needed = () if self.columns is None else self._places()
+        self._needed = () if self.columns is None else self._indexes()
 
     @property
     def target(self) -> Target:
@@ -291,9 +291,9 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
 
     def know(self, columns: tuple[str, ...]) -> None:
         super().know(columns)
-        self._needed = self._places()
+        self._needed = self._indexes()
 
-    def _places(self) -> tuple[tuple[str, int], ...]:
+    def _indexes(self) -> tuple[tuple[str, int], ...]:
         written = self.written or ()
         return tuple((name, written.index(name)) for name in self._sink.needed)
 
@@ -353,10 +353,10 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Take rows as they arrive; at the end of the block they are in the table."""
         from seekpoint.sinks.altered_table import rerun_if_changed  # noqa: PLC0415 -- rows are made without a driver
-        from seekpoint.sinks.upsert.open_merge import CachedLayout  # noqa: PLC0415
+        from seekpoint.sinks.upsert.open_merge import CachedStatements  # noqa: PLC0415
         from seekpoint.sinks.upsert.open_upsert import OpenUpsert  # noqa: PLC0415
 
-        cache = self._known = self._known or CachedLayout()
+        cache = self._known = self._known or CachedStatements()
         with (
             rerun_if_changed(tx, self._sink.path),
             self._opened(lambda: OpenUpsert(tx, lambda: self.target, cache, self.strategies)) as writer,
@@ -468,7 +468,7 @@ class ChangesWriter(UpsertWriter):
         is_whole = _MARKS.isdisjoint(map(type, row))
         if not is_whole:
             require_readable(self, row, record)
-        key = tuple([row[place] for _, place in self._needed])
+        key = tuple([row[index] for _, index in self._needed])
         if None in key or (not is_whole and UNAVAILABLE in key):
             raise Poison(f"{self!r}: the change has no value in a key column ({', '.join(self._sink.key)})", record)
         after = row if is_whole else Partial(row)
@@ -503,9 +503,9 @@ class ChangesWriter(UpsertWriter):
         rows = self._with_origins([self._after(change.after) for change in values], raw)
         if not _MARKS.isdisjoint(map(type, chain.from_iterable(rows))) or self._lacks_key(rows):
             return None
-        names, places = self._sink.key, [place for _, place in self._needed]
+        names, indexes = self._sink.key, [index for _, index in self._needed]
         for change, key, row in zip(values, keys, rows, strict=True):
-            if change.op == "u" and key_before(names, change.before, key) != tuple([row[n] for n in places]):
+            if change.op == "u" and key_before(names, change.before, key) != tuple([row[index] for index in indexes]):
                 return None
         return rows
 

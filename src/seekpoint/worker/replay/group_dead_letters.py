@@ -34,7 +34,7 @@ TRIES = 5
 _BACKOFF = Backoff(initial=0.2, ceiling=5.0)
 
 
-def retry_locked(transaction: Callable[[], T], stopping: threading.Event | None = None) -> T:
+def retry_transient(transaction: Callable[[], T], stopping: threading.Event | None = None) -> T:
     """Run one whole transaction, and retry it after a transient error (a deadlock, a lost connection).
 
     The transaction must find out whether an earlier attempt took effect. It is not retried after a lock timeout, which
@@ -243,7 +243,7 @@ class GroupDeadLetters:
                     self._dead_letters.edit(tx.connection, now, value, self.actor, reason)
             return replace(edited, refusal=None) if is_done and not is_first else edited
 
-        return retry_locked(once)
+        return retry_transient(once)
 
     def _discard(
         self, dead_letter: DeadLetter, reason: str, as_of: datetime | None, among: Sequence[DeadLetter] | None
@@ -263,7 +263,7 @@ class GroupDeadLetters:
             is_ours = (now.state, now.closed_by, now.closed_reason) == (State.DISCARDED, self.actor, reason)
             return Discarded(dead_letter, None if is_ours and not is_first else closed(now).reason)
 
-        return retry_locked(once)
+        return retry_transient(once)
 
 
 def _edited(dead_letter: DeadLetter, value: bytes | None) -> Edited:

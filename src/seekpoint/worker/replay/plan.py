@@ -8,8 +8,8 @@ from uuid import UUID
 
 from seekpoint.ledger.dead_letters import OPEN, DeadLetter, DeadLetters, Where, rank
 from seekpoint.records import State
-from seekpoint.worker.replay.group_dead_letters import chosen_dead_letters, without_payload
-from seekpoint.worker.replay.preconditions import not_first_of_key
+from seekpoint.worker.replay.group_dead_letters import Chosen, chosen_dead_letters, without_payload
+from seekpoint.worker.replay.preconditions import not_first_of_key, replay_refusal
 
 Key = tuple[str, int, UUID, bytes]  # dead letters of one partition, under one topic id
 
@@ -33,14 +33,19 @@ def key_of(dead_letter: DeadLetter) -> Key | None:
     return dead_letter.topic, dead_letter.partition, dead_letter.topic_id, dead_letter.key
 
 
-def in_key_order(
-    dead_letters: DeadLetters, planned: Sequence[Planned], keeps_order: Callable[[DeadLetter], bool]
+def planned_replay(
+    dead_letters: DeadLetters, chosen: Chosen, keeps_order: Callable[[DeadLetter], bool]
 ) -> tuple[Planned, ...]:
-    """The plan in key order, sorted by topic, partition and offset.
+    """The plan in key order, sorted by topic, partition and offset; changes nothing.
 
     Refuses a dead letter if an earlier one of its key is not replayed. Adds the dead letters that follow the first of a
-    key.
+    key. Raises ConfigError for an id that the group does not have.
     """
+    positions = {position.partition: position for position in dead_letters.ledger.read()}
+    planned = []
+    for dead_letter in map(without_payload, chosen_dead_letters(dead_letters, chosen)):
+        refusal = replay_refusal(dead_letter, positions.get(dead_letter.topic_partition))
+        planned.append(Planned(dead_letter, None if refusal is None else refusal.reason))
     return tuple(sorted(_in_key_order(dead_letters, planned, keeps_order), key=lambda entry: rank(entry.dead_letter)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -23,21 +24,9 @@ from seekpoint.records import storable
 from seekpoint.sinks.check_values import check_values
 from seekpoint.worker.async_handler import callable_handler
 from seekpoint.worker.engine_checks import require_engine
-from seekpoint.worker.replay.group_dead_letters import (
-    Chosen,
-    GroupDeadLetters,
-    chosen_dead_letters,
-    open_at,
-    without_payload,
-)
-from seekpoint.worker.replay.plan import Key, Planned, in_key_order, key_of
-from seekpoint.worker.replay.preconditions import (
-    check_group,
-    check_topic,
-    keeps_order,
-    not_first_of_key,
-    replay_refusal,
-)
+from seekpoint.worker.replay.group_dead_letters import Chosen, GroupDeadLetters, open_at, without_payload
+from seekpoint.worker.replay.plan import Key, Planned, key_of, planned_replay
+from seekpoint.worker.replay.preconditions import check_group, check_topic, keeps_order, not_first_of_key
 from seekpoint.worker.replay.replay_one import Replayed, Replayer
 
 Progress = Callable[[Replayed, int, int], None]  # the latest outcome; how many are done; how many are known so far
@@ -103,13 +92,10 @@ class ReplayableDeadLetters(GroupDeadLetters):
         if group is None:
             raise ConfigError(f"there is no group {self.pipeline.group!r} in the ledger: check name and schema")
         check_group(group, self.pipeline, while_paused=self.while_paused)
-        positions = {position.partition: position for position in self.ledger.read()}
-        planned = []
-        for dead_letter in map(without_payload, chosen_dead_letters(self._dead_letters, chosen)):
-            check_topic(dead_letter, self.pipeline)
-            refusal = replay_refusal(dead_letter, positions.get(dead_letter.topic_partition))
-            planned.append(Planned(dead_letter, None if refusal is None else refusal.reason))
-        return in_key_order(self._dead_letters, planned, self._keeps_order)
+        planned = planned_replay(self._dead_letters, chosen, partial(keeps_order, self.pipeline))
+        for entry in planned:
+            check_topic(entry.dead_letter, self.pipeline)
+        return planned
 
     def replay(self, id: int, *, reason: str = REASON, progress: Progress | None = None) -> Replayed:  # noqa: A002
         """Replay one dead letter, and those blocked after it (``followers``); ``failure`` says if it failed again.
@@ -194,7 +180,7 @@ class ReplayableDeadLetters(GroupDeadLetters):
     def _replay_one(
         self, replayer: Replayer, dead_letter: DeadLetter, reason: str, failed_by_key: dict[Key, DeadLetter]
     ) -> tuple[Replayed, int | None]:
-        key = key_of(dead_letter) if self._keeps_order(dead_letter) else None
+        key = key_of(dead_letter) if keeps_order(self.pipeline, dead_letter) else None
         if key is not None and key in failed_by_key:
             return Replayed(dead_letter, refusal=not_first_of_key(dead_letter, failed_by_key[key]).reason), None
         try:
@@ -204,9 +190,6 @@ class ReplayableDeadLetters(GroupDeadLetters):
         if key is not None and outcome.failure is not None:
             failed_by_key[key] = dead_letter
         return outcome, following
-
-    def _keeps_order(self, dead_letter: DeadLetter) -> bool:
-        return keeps_order(self.pipeline, dead_letter)
 
     @contextmanager
     def _replayer(self, among: Sequence[DeadLetter] = ()) -> Iterator[Replayer]:

@@ -23,7 +23,7 @@ from seekpoint.records import Cause, Failure, Span, State
 from seekpoint.worker.async_handler import Call
 from seekpoint.worker.decode import decode_record
 from seekpoint.worker.failed import Failed
-from seekpoint.worker.replay.group_dead_letters import open_at, retry_locked, without_payload
+from seekpoint.worker.replay.group_dead_letters import open_at, retry_transient, without_payload
 from seekpoint.worker.replay.preconditions import (
     check_group,
     check_topic,
@@ -124,7 +124,7 @@ class Replayer:
             return self._once(id, reason, attempt)
 
         try:
-            outcome = retry_locked(once, self._stopping)
+            outcome = retry_transient(once, self._stopping)
         except DBAPIError as error:
             if before and before[-1].committing and connection_lost(error):
                 error.add_note(
@@ -218,7 +218,7 @@ class Replayer:
                 transactions.append(tx.execute(REPLAY["current_transaction"]).scalar_one())
                 self._store(tx.connection, now, failure)
 
-        retry_locked(once, self._stopping)
+        retry_transient(once, self._stopping)
 
     def _took_effect(self, attempt: _Attempt) -> bool:
         """Whether a COMMIT without an answer took effect. Raises Fenced if another session closed the dead letter.

@@ -9,8 +9,8 @@ fault, the record waits longer.
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
-from threading import Event as Flag
 from time import monotonic
 from typing import Any
 
@@ -31,13 +31,13 @@ from seekpoint.worker.assignment import WorkerAssignment
 from seekpoint.worker.async_handler import Call
 from seekpoint.worker.dead_letter_limits import BatchCounts, DeadLetterLimitCheck
 from seekpoint.worker.failure_policy import CrashingRecord, has_attempts_left
-from seekpoint.worker.replay.group_dead_letters import retry_locked
+from seekpoint.worker.replay.group_dead_letters import retry_transient
 from seekpoint.worker.replay.preconditions import keeps_order
 from seekpoint.worker.replay.replay_one import Replayer
+from seekpoint.worker.replay.requests import LOCK_WAIT, SECONDS
 from seekpoint.worker.waiting import Stopwatch, waiting
 
-MOST, SECONDS = 100, 1.0  # between two batches: records of each partition, and seconds
-LOCK_WAIT = 0.2  # seconds to wait for another session's lock on the partition's row
+MOST = 100  # records of each partition between two batches
 NEVER = float("inf")
 RECREATED = "it waited for its retry when its topic was deleted and created again"
 
@@ -58,7 +58,7 @@ class Retrier(Replayer):
         announce: Announcer,
         *,
         stopwatch: Stopwatch,
-        stopping: Flag,
+        stopping: threading.Event,
         handler: Call | None,
     ) -> None:
         super().__init__(
@@ -89,7 +89,7 @@ class Retrier(Replayer):
         """
         self._claim = claim
         with suppress(NotWaiting, DeadLetterUnknown):
-            if (dead_letter := retry_locked(lambda: self._begin(waiting_record.id), self._stopping)) is not None:
+            if (dead_letter := retry_transient(lambda: self._begin(waiting_record.id), self._stopping)) is not None:
                 partition, attempt = dead_letter.topic_partition, dead_letter.attempts + 1
                 begun = events.SingleRecordAttempt(partition=partition, offset=dead_letter.offset, attempt=attempt)
                 self._announce(begun)
@@ -191,18 +191,15 @@ class Retrier(Replayer):
 
     def _announce_end(self, dead_letter: DeadLetter, failure: Failure, wait: float | None) -> None:
         self._begun.discard(dead_letter.id)
-        place: dict[str, Any] = {
-            "partition": dead_letter.topic_partition,
-            "offset": dead_letter.offset,
-            "key": dead_letter.key,
-        }
+        partition, offset, key = dead_letter.topic_partition, dead_letter.offset, dead_letter.key
+        record: dict[str, Any] = {"partition": partition, "offset": offset, "key": key}
         if wait is None:
             if self._counts is not None:
                 self._limits.count_retry(dead_letter.topic_partition, self._counts)
-            self._announce(events.DeadLettered(state=State.DEAD_LETTERED, failure=failure, **place))
+            self._announce(events.DeadLettered(state=State.DEAD_LETTERED, failure=failure, **record))
             return
-        place |= {"attempt": failure.attempts, "attempts": self._pipeline.retry.attempts}
-        self._announce(events.WaitingForRetry(wait=wait, failure=failure, **place))
+        record |= {"attempt": failure.attempts, "attempts": self._pipeline.retry.attempts}
+        self._announce(events.WaitingForRetry(wait=wait, failure=failure, **record))
 
     def _postpone(self, dead_letter: DeadLetter, failure: Failure, wait: float) -> None:
         """Let the record wait longer, without counting an attempt."""
@@ -212,7 +209,7 @@ class Retrier(Replayer):
                 now = self._lock(tx.connection, dead_letter.id)
                 self._dead_letters.postpone_retry(tx.connection, now, failure, wait)
 
-        retry_locked(once, self._stopping)
+        retry_transient(once, self._stopping)
         self._begun.discard(dead_letter.id)
 
 
@@ -236,7 +233,7 @@ class WaitingRetries:
         announce: Announcer,
         *,
         stopwatch: Stopwatch,
-        stopping: Flag,
+        stopping: threading.Event,
         handler: Call | None = None,
     ) -> None:
         self._pipeline, self._assignment, self._announce = pipeline, assignment, announce

@@ -70,7 +70,7 @@ def kept_counts(monkeypatch: pytest.MonkeyPatch, full_chunks: list[int]) -> list
 
     def noted(self: AssignedPartitions, chunk: Chunk[Any]) -> None:
         keep(self, chunk)
-        kept.append(self.kept.records)
+        kept.append(self.queue.records)
 
     monkeypatch.setattr(Client, "read", waits)
     monkeypatch.setattr(AssignedPartitions, "keep", noted)
@@ -232,7 +232,7 @@ def test_a_revocation_drops_them(
 
     def revoking(self: AssignedPartitions, chunk: Chunk[Any]) -> None:
         keep(self, chunk)
-        if len(self.kept) > 1 and not revoked[0]:
+        if len(self.queue) > 1 and not revoked[0]:
             revoked[0] = True
             partitions = list(self.active)
             self.on_revoked(partitions, False)

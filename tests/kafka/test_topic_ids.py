@@ -116,7 +116,7 @@ def test_small_batches_are_full_and_what_they_leave_does_not_pile_up(
 
     def noted(self: AssignedPartitions, chunk: Any) -> None:
         keep(self, chunk)
-        kept.append(self.kept.records)
+        kept.append(self.queue.records)
 
     monkeypatch.setattr(AssignedPartitions, "keep", noted)
     name, stored = worker_group.log(2100)

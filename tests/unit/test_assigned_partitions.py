@@ -236,10 +236,10 @@ def kept(places: AssignedPartitions) -> None:
 def test_chunks_of_partitions_that_are_not_held_are_kept_and_taken_once(places: AssignedPartitions) -> None:
     kept(places)
     assert [(active.position, active.read_position) for active in places.active.values()] == [(7, 7), (7, 9)]
-    taken = places.take_kept()
+    taken = places.take_queued()
     assert [record.offset for record in taken] == [7, 8]
     assert (taken.reads[Q].start, taken.reads[Q].end) == (7, 9)
-    assert len(places.kept) == 0
+    assert len(places.queue) == 0
     assert places.active[Q].position == 9
 
 
@@ -259,7 +259,7 @@ def test_what_was_kept_is_dropped_with_its_claim(
 ) -> None:
     kept(places)
     happens(places)
-    taken = [places.take_kept() for _ in range(len(places.kept))]
+    taken = [places.take_queued() for _ in range(len(places.queue))]
     assert [(list(chunk), chunk.reads) for chunk in taken] in ([], [([], {})])
 
 
@@ -270,7 +270,7 @@ def test_a_part_that_is_kept_keeps_what_is_unreadable(places: AssignedPartitions
     whole = Chunk(list(read), read.reads, [(record, errors[record.offset]) for record in read])
     mine = places.keep_others(whole, frozenset([P]))
     assert [(record.offset, error) for record, error in mine.unreadable] == [(5, errors[5])]
-    taken = places.take_kept()
+    taken = places.take_queued()
     assert [(record.offset, error) for record, error in taken.unreadable] == [(7, errors[7]), (8, errors[8])]
 
 
@@ -281,12 +281,12 @@ def test_what_was_kept_waits_after_a_record_that_is_tried_again(places: Assigned
     placed = places.active[P]
     places.set_backlog(P, backlog := Backlog())
     backlog.put_back([RawRecord("t", 0, 4, None, None, None, (), None)], 4, Attempt(4, 1, "", 9.0), Moment.now())
-    places.put_kept_into_backlog(P)
-    assert (placed.kept_from, placed.position, placed.read_position) == (None, 4, 8)
+    places.put_queued_into_backlog(P)
+    assert (placed.queued_from, placed.position, placed.read_position) == (None, 4, 8)
     assert placed.leader_epoch == 3, "a pause of the client ends with a question about this epoch"
     assert [record.offset for _, record in backlog._queue] == [4, 5, 6, 7]
-    assert [record.offset for _ in range(len(places.kept)) for record in places.take_kept()] == [7, 8]
-    assert places.active[Q].kept_from is None
+    assert [record.offset for _ in range(len(places.queue)) for record in places.take_queued()] == [7, 8]
+    assert places.active[Q].queued_from is None
 
 
 def test_a_kept_chunk_is_taken_in_parts_of_as_many_records_as_are_asked_for(places: AssignedPartitions) -> None:
@@ -295,7 +295,7 @@ def test_a_kept_chunk_is_taken_in_parts_of_as_many_records_as_are_asked_for(plac
     read.reads[P].end = 9  # what is between is no record
     error = ValueError("no headers")
     places.keep(Chunk(list(read), read.reads, [(read[2], error)]))
-    parts = [places.take_kept(3), places.take_kept(3)]
+    parts = [places.take_queued(3), places.take_queued(3)]
     assert [[(record.partition, record.offset) for record in part] for part in parts] == [
         [(0, 5), (1, 7), (0, 6)],
         [(1, 8)],
@@ -306,12 +306,12 @@ def test_a_kept_chunk_is_taken_in_parts_of_as_many_records_as_are_asked_for(plac
     ]
     assert parts[0].reads[P].leader_epoch == 3
     assert [[(record.offset, raised) for record, raised in part.unreadable] for part in parts] == [[(6, error)], []]
-    assert (len(places.kept), places.kept.records, places.kept.bytes) == (0, 0, 0)
+    assert (len(places.queue), places.queue.records, places.queue.bytes) == (0, 0, 0)
 
 
 def test_a_part_has_nothing_of_a_partition_that_an_earlier_part_has_whole(places: AssignedPartitions) -> None:
     places.keep(chunk(places, [(P, 5), (Q, 7), (Q, 8)]))
-    parts = [places.take_kept(2), places.take_kept(2)]
+    parts = [places.take_queued(2), places.take_queued(2)]
     assert [{p: (read.start, read.end) for p, read in part.reads.items()} for part in parts] == [
         {P: (5, 6), Q: (7, 8)},
         {Q: (8, 9)},
@@ -324,10 +324,10 @@ def test_what_was_kept_of_a_partition_is_taken_in_order_and_the_position_is_that
     for first in (5, 7):
         places.keep(chunk(places, [(P, first), (P, first + 1)]))
     assert places.active[P].position == 5
-    assert [record.offset for record in places.take_kept()] == [5, 6]
+    assert [record.offset for record in places.take_queued()] == [5, 6]
     assert places.active[P].position == 7
-    assert [record.offset for record in places.take_kept()] == [7, 8]
-    assert (places.active[P].position, places.active[P].kept_from) == (9, None)
+    assert [record.offset for record in places.take_queued()] == [7, 8]
+    assert (places.active[P].position, places.active[P].queued_from) == (9, None)
 
 
 def test_what_was_kept_counts_with_its_bytes(places: AssignedPartitions) -> None:
@@ -335,16 +335,16 @@ def test_what_was_kept_counts_with_its_bytes(places: AssignedPartitions) -> None
     accepted = accept_messages(places, cast("Any", [Record(P, 5), Record(Q, 7), Record(Q, 8)]), Announcer())
     records = [RawRecord(*place, 1, b"k", b"x" * 9, (), 3) for place in (("t", 0, 5), ("t", 1, 7), ("t", 1, 8))]
     places.keep_others(Chunk(records, accepted.reads), frozenset([P]))
-    assert (places.kept.records, places.kept.bytes) == (2, 20)
+    assert (places.queue.records, places.queue.bytes) == (2, 20)
     accepted = accept_messages(places, cast("Any", [Record(P, 6)]), Announcer())
     value = b"y" * 30
     whole = LazyRecords([value], list, lambda: [6], topic="t", size=len(value))
     places.keep(Chunk(whole, accepted.reads))
-    assert (places.kept.records, places.kept.bytes) == (3, 50)
-    places.take_kept()
-    assert (places.kept.records, places.kept.bytes) == (1, 30)
-    places.take_kept()
-    assert (places.kept.records, places.kept.bytes) == (0, 0)
+    assert (places.queue.records, places.queue.bytes) == (3, 50)
+    places.take_queued()
+    assert (places.queue.records, places.queue.bytes) == (1, 30)
+    places.take_queued()
+    assert (places.queue.records, places.queue.bytes) == (0, 0)
 
 
 def test_a_transaction_holds_what_its_batch_begins_with_and_what_moved_lately() -> None:

@@ -15,7 +15,7 @@ from seekpoint.events import Announcer
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import LazyRecords, Partition, RawRecord
 from seekpoint.worker.assignment import Chunk
-from seekpoint.worker.assignment.kept import KeptChunks
+from seekpoint.worker.assignment.chunk_queue import ChunkQueue
 from seekpoint.worker.open_batch import CHUNK
 from seekpoint.worker.reader import Reader
 from seekpoint.worker.waiting import Stopwatch
@@ -39,7 +39,7 @@ def test_due_records_of_partitions_that_the_transaction_does_not_hold_stay() -> 
     """I2: their position is compared by no statement of it."""
     scheduler = Scheduler()
     assignment = SimpleNamespace(
-        partitions=SimpleNamespace(kept=KeptChunks()),
+        partitions=SimpleNamespace(queue=ChunkQueue()),
         scheduler=scheduler,
         client=SimpleNamespace(read=lambda most, wait: []),
         accept_messages=lambda messages: Chunk([], {}),
@@ -63,7 +63,7 @@ def test_due_records_of_partitions_that_the_transaction_does_not_hold_stay() -> 
 @pytest.mark.parametrize(("size", "is_read"), [(10, True), (1000, False)])
 def test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead(size: int, is_read: bool) -> None:
     """What is read ahead is bounded as a batch is, with what was put back from a chunk of two partitions."""
-    kept, asked = KeptChunks(), 0
+    kept, asked = ChunkQueue(), 0
 
     def read(most: int, wait: float) -> list[Any]:
         nonlocal asked
@@ -71,7 +71,7 @@ def test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead
         return [None] * most if asked == 1 else []
 
     assignment = SimpleNamespace(
-        partitions=SimpleNamespace(kept=kept, has_revoked=False),
+        partitions=SimpleNamespace(queue=kept, has_revoked=False),
         scheduler=None,
         client=SimpleNamespace(read=read),
         accept_messages=lambda messages: Chunk([], {}),
@@ -90,7 +90,7 @@ def test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead
 
 
 @dataclass
-class KeptRecords:
+class FakeQueue:
     """What an assignment keeps."""
 
     records: int = 0
@@ -105,7 +105,7 @@ class KeptRecords:
 class FakeAssignment:
     """An assignment whose client has more at each read; ``reads`` counts them."""
 
-    kept: KeptRecords = field(default_factory=KeptRecords)
+    queue: FakeQueue = field(default_factory=FakeQueue)
     has_revoked: bool = False
     scheduler: Any = None
     reads: int = 0
@@ -128,8 +128,8 @@ class FakeAssignment:
     def keep_others(self, new: Chunk[Any], held: Any, *, is_full: bool) -> Chunk[Any]:
         return new
 
-    def take_kept(self, most: int | None = None) -> Any:
-        return self.kept.first
+    def take_queued(self, most: int | None = None) -> Any:
+        return self.queue.first
 
 
 def full_reader(assignment: FakeAssignment, stopping: threading.Event, pipeline: Any = None) -> Reader:
@@ -146,7 +146,7 @@ def revoke(assignment: FakeAssignment, stopping: threading.Event) -> None:
 
 
 def fill(assignment: FakeAssignment, stopping: threading.Event) -> None:
-    assignment.kept.bytes = 1000
+    assignment.queue.bytes = 1000
 
 
 def fail(assignment: FakeAssignment, stopping: threading.Event) -> None:
@@ -175,9 +175,9 @@ def test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch() -> None:
     reader = full_reader(assignment, threading.Event())
     held = frozenset([Partition("t", 0)])
     reads: Any = dict.fromkeys(held)
-    assignment.kept.first = Chunk(list(range(5)), reads)
+    assignment.queue.first = Chunk(list(range(5)), reads)
     assert reader.read(4, 0, held) is None
-    assert reader.read(5, 0, held) is assignment.kept.first
+    assert reader.read(5, 0, held) is assignment.queue.first
 
 
 @pytest.mark.parametrize(("most", "asked"), [(1, True), (499, True), (500, False)])
@@ -185,8 +185,8 @@ def test_between_small_batches_the_client_is_asked_though_records_are_kept(most:
     """Rebalances run when it is: hundreds of transactions of a slow handler would delay them all that time."""
     assignment = FakeAssignment()
     reader = full_reader(assignment, threading.Event())
-    assignment.kept.first = Chunk(list(range(600)), {})
-    assert reader.read(most, 0.2) is assignment.kept.first
+    assignment.queue.first = Chunk(list(range(600)), {})
+    assert reader.read(most, 0.2) is assignment.queue.first
     assert (assignment.reads == 2) is asked
 
 

@@ -1,4 +1,4 @@
-"""Reads chunks for batches: due records, kept chunks, and new ones, which it may read ahead."""
+"""Reads chunks for batches: due records, queued chunks, and new ones, which it may read ahead."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Reader:
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
-        if held is not None and len(self._assignment.partitions.kept):
-            return self._kept(most, held)
+        if held is not None and len(self._assignment.partitions.queue):
+            return self._queued(most, held)
         room, due, scheduler = min(CHUNK, most), None, self._assignment.scheduler
         if scheduler:
             # Due records and new ones get half of the room each, so that neither delays the other.
@@ -72,16 +72,16 @@ class Reader:
         return self._assignment.partitions.has_revoked or self._is_ending()
 
     def _new(self, most: int, wait: float, held: frozenset[Partition] | None) -> Chunk[RawRecord]:
-        """Up to ``most`` new records. For small batches, more are read at once, and the rest is kept.
+        """Up to ``most`` new records. For small batches, more are read at once, and the rest is queued.
 
-        While records are kept, the client is still polled, so that rebalances run.
+        While records are queued, the client is still polled, so that rebalances run.
         """
         partitions = self._assignment.partitions
         if held is not None:
             new = self._read(most, wait)
             return self._assignment.keep_others(new, held, is_full=self._has_more)
         enough = max(most, min(AHEAD, CHUNK))
-        if not len(partitions.kept):
+        if not len(partitions.queue):
             new = self._read(enough, wait)
             if len(new) <= most:
                 return new
@@ -89,12 +89,12 @@ class Reader:
         elif enough > most:
             if len(new := self._read(most, 0)):
                 partitions.keep(new)
-            if partitions.has_revoked or not len(partitions.kept):
+            if partitions.has_revoked or not len(partitions.queue):
                 return Chunk([], {})  # revoked partitions are released first
-        chunk = partitions.take_kept(most)
-        # Take as many records as were read, or kept chunks would pile up.
-        while enough > most and len(chunk) < most and len(partitions.kept):
-            chunk = chunk.and_then(partitions.take_kept(most - len(chunk)))
+        chunk = partitions.take_queued(most)
+        # Take as many records as were read, or queued chunks would pile up.
+        while enough > most and len(chunk) < most and len(partitions.queue):
+            chunk = chunk.and_then(partitions.take_queued(most - len(chunk)))
         return chunk
 
     def _read(self, most: int, wait: float) -> Chunk[RawRecord]:
@@ -137,12 +137,12 @@ class Reader:
             return False
         if assignment.scheduler:  # its waiting records are applied first
             return False
-        chunks = assignment.partitions.kept
+        chunks = assignment.partitions.queue
         return chunks.records + CHUNK <= limits.batch_records and chunks.bytes < limits.batch_bytes
 
-    def _kept(self, most: int, held: frozenset[Partition]) -> Chunk[RawRecord] | None:
-        """The held partitions' part of the first kept chunk, if that chunk fits."""
-        chunks = self._assignment.partitions.kept
+    def _queued(self, most: int, held: frozenset[Partition]) -> Chunk[RawRecord] | None:
+        """The held partitions' part of the first queued chunk, if that chunk fits."""
+        chunks = self._assignment.partitions.queue
         first = chunks.first
         has_more = len(chunks) > 1 or len(first) >= CHUNK
         if held.isdisjoint(first.reads):
@@ -150,7 +150,7 @@ class Reader:
             return None
         if len(first) > most:
             return None
-        chunk = self._assignment.keep_others(self._assignment.partitions.take_kept(), held, is_full=has_more)
+        chunk = self._assignment.keep_others(self._assignment.partitions.take_queued(), held, is_full=has_more)
         return chunk if len(chunk) else None
 
     def _readable(self, new: Chunk[Any]) -> Chunk[RawRecord]:

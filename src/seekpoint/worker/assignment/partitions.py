@@ -22,7 +22,7 @@ from seekpoint.ledger import Claim
 from seekpoint.records import Partition, RawRecord
 from seekpoint.worker.assignment.backlog import Backlog, Moment
 from seekpoint.worker.assignment.chunk import Chunk
-from seekpoint.worker.assignment.kept import KeptChunks, part
+from seekpoint.worker.assignment.chunk_queue import ChunkQueue, part
 from seekpoint.worker.assignment.states import ActivePartition, ClaimingPartition, StoppedPartition
 
 
@@ -32,7 +32,7 @@ class AssignedPartitions:
     A partition that Kafka revoked while it was active is leaving: no more of it is read, and its claim is released
     after the open batch, which may have its records. If it is assigned again before that, it is also claiming.
 
-    ``kept`` has the chunks that wait for the next batch. ``backlogged`` are the active partitions with a backlog, in
+    ``queue`` has the chunks that wait for the next batch. ``backlogged`` are the active partitions with a backlog, in
     the order in which the scheduler reads them. ``out_of_range`` has the offset of each active partition that the
     broker refused, None if it named no offset.
     """
@@ -45,7 +45,7 @@ class AssignedPartitions:
         self._released: list[Claim] = []  # claims to release in the ledger
         self._backlogged: dict[Partition, ActivePartition] = {}
         self._out_of_range: dict[Partition, int | None] = {}
-        self.kept = KeptChunks()
+        self.queue = ChunkQueue()
         self._client, self._announce = client, announce
         self.claiming: Mapping[Partition, ClaimingPartition] = MappingProxyType(self._claiming)
         self.active: Mapping[Partition, ActivePartition] = MappingProxyType(self._active)
@@ -229,8 +229,8 @@ class AssignedPartitions:
         self.decided(partitions)
         for partition in partitions:
             self._backlogged.pop(partition, None)
-        if len(self.kept):
-            self.kept.take_all(partitions)
+        if len(self.queue):
+            self.queue.take_all(partitions)
 
     # -- records that were read and wait --------------------------------------------------------------
 
@@ -248,36 +248,36 @@ class AssignedPartitions:
         self._backlogged[partition] = self._backlogged.pop(partition)
 
     def keep(self, chunk: Chunk[RawRecord]) -> None:
-        """Keep a chunk for a later batch, after the chunks kept so far."""
-        self.kept.append(chunk)
+        """Keep a chunk for a later batch, at the end of the queue."""
+        self.queue.append(chunk)
         for partition, read in chunk.reads.items():
             active = self._active[partition]
-            if active.kept_from is None:
-                active.kept_from = read.start
+            if active.queued_from is None:
+                active.queued_from = read.start
 
     def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition]) -> Chunk[RawRecord]:
         """Return the records of held partitions; keep the others for the start of the next batch."""
         others = part(chunk, {partition: read for partition, read in chunk.reads.items() if partition not in held})
-        self.kept.put_back(others)
+        self.queue.put_back(others)
         for partition, read in others.reads.items():
-            self._active[partition].kept_from = read.start
+            self._active[partition].queued_from = read.start
         return part(chunk, {partition: read for partition, read in chunk.reads.items() if partition in held})
 
-    def take_kept(self, most: int | None = None) -> Chunk[RawRecord]:
-        """Take the first kept chunk, or its first ``most`` records."""
+    def take_queued(self, most: int | None = None) -> Chunk[RawRecord]:
+        """Take the first queued chunk, or its first ``most`` records."""
         if most is not None:
-            self.kept.divide_first(most)
-        chunk = self.kept.take()
+            self.queue.divide_first(most)
+        chunk = self.queue.take()
         for partition, read in chunk.reads.items():
-            self._active[partition].kept_from = read.end if self.kept.has(partition) else None
+            self._active[partition].queued_from = read.end if self.queue.has(partition) else None
         return chunk
 
-    def put_kept_into_backlog(self, partition: Partition) -> None:
-        """Move the kept records of a partition to the end of its backlog."""
+    def put_queued_into_backlog(self, partition: Partition) -> None:
+        """Move the queued records of a partition to the end of its backlog."""
         active, now = self._active[partition], Moment.now()
         assert active.backlog is not None
-        for chunk in self.kept.take_all({partition}):
+        for chunk in self.queue.take_all({partition}):
             for record in chunk:
                 active.backlog.add(record, chunk.reads[partition].start, now)
                 active.leader_epoch = record.leader_epoch
-        active.kept_from = None
+        active.queued_from = None

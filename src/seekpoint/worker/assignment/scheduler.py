@@ -150,7 +150,7 @@ class Scheduler:
         attempt = Attempt(retry.offset, failure.attempts, failure.error, retry.wait, then=then)
         backlog.put_back(records, position, attempt, Moment.now())
         placed.put_back(records)
-        self._partitions.put_kept_into_backlog(retry.partition)
+        self._partitions.put_queued_into_backlog(retry.partition)
 
     # -- giving records -------------------------------------------------------------------------------
 

@@ -17,13 +17,13 @@ from seekpoint.worker.assignment.backlog import Backlog
 class ActivePartition:
     """A partition that is read. ``read_position`` moves when a chunk is read, not on a commit.
 
-    Records that have to wait are in ``backlog``, which ends when the partition is no longer active. ``kept_from`` is
+    Records that have to wait are in ``backlog``, which ends when the partition is no longer active. ``queued_from`` is
     the start of the chunks that wait for the next batch.
     """
 
     claim: Claim
     read_position: int
-    kept_from: int | None = None
+    queued_from: int | None = None
     end: int | None = None  # the log's end, if the client has reached it
     quiet_since: float = field(default_factory=monotonic)
     backlog: Backlog | None = None
@@ -35,8 +35,8 @@ class ActivePartition:
     @property
     def position(self) -> int:
         """The position before the next record to apply: the ledger's position, unless a batch is open."""
-        if self.kept_from is not None:
-            return self.kept_from
+        if self.queued_from is not None:
+            return self.queued_from
         return self.read_position if self.backlog is None or not len(self.backlog) else self.backlog.position
 
     @property

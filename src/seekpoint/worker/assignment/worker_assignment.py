@@ -247,9 +247,9 @@ class WorkerAssignment:
     def topic_ids(self, read_by: float, topics: Collection[str]) -> Answer:
         """An answer about these topics' ids, requested after ``read_by``, when their records had been read.
 
-        A new request also names the topics of kept records, so that their transactions can use the answer.
+        A new request also names the topics of queued records, so that their transactions can use the answer.
         """
-        return self.identity.ask_after(read_by, topics, also=self.partitions.kept.topics)
+        return self.identity.ask_after(read_by, topics, also=self.partitions.queue.topics)
 
     def topic_id_mismatches(
         self, answer: Answer, partitions: Iterable[Partition]

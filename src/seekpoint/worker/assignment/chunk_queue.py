@@ -10,7 +10,7 @@ from seekpoint.records import Partition, RawRecord, size_of
 from seekpoint.worker.assignment.chunk import Chunk, Read
 
 
-class KeptChunks:
+class ChunkQueue:
     """A queue of chunks without gaps: each begins where the previous one of its partition ended."""
 
     def __init__(self) -> None:

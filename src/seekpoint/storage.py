@@ -161,7 +161,7 @@ class Storage:
         if not self.is_local:
             return
         path, root = Path(self.path(file)), Path(self.root)
-        for entry in (path, *path.relative_to(root).parents):  # its folders, too, because they hold the names
+        for entry in (path, *path.relative_to(root).parents):  # also its folders, because they hold the names
             _sync(path if entry is path else root / entry)
         device = root.stat().st_dev
         for folder in root.parents:  # the root and folders above it may be new
@@ -197,7 +197,7 @@ def complete_file(file: Path, *, mode: int = 0o666) -> Iterator[IO[str]]:
             out.flush()
             os.fsync(out.fileno())
         part.replace(file)
-        _sync(file.absolute().parent)  # so that the file's name survives a crash of the machine, too
+        _sync(file.absolute().parent)  # so that the file's name also survives a crash of the machine
     except OSError as failed:
         raise ConfigError(f"{file} cannot be written: {failed.strerror}") from None
 

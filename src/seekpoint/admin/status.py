@@ -71,7 +71,7 @@ class PartitionStatus:
     record, ``headroom`` the records from the log's start to the position; None: not known. ``is_sampled``: these
     numbers are as of ``sampled_at``, because no broker was asked, or none has answered. ``dead_letters`` counts open
     dead letters, which no lag includes; ``blocked`` of them are blocked behind their key. ``waiting`` counts records
-    that wait for their retries while others continue, which no lag includes, either. The oldest has been waiting for
+    that wait for their retries while others continue, which no lag includes. The oldest has been waiting for
     ``oldest_waiting_seconds``; a due retry is ``overdue_seconds`` late. ``postponed`` of the waiting records had an
     error that does not count as an attempt.
     """

@@ -45,8 +45,8 @@ _OUTSIDE = text(
     ORDER BY what
     """  # noqa: S608 -- a constant
 )
-# Properties that a table's successor needs, too. Only names are compared: a trigger with the same name may do something
-# else.
+# Properties of a table that its successor must also have. Only names are compared: a trigger with the same name may do
+# something else.
 _PROPERTIES = text(
     """
     SELECT 'owner ' || CAST(CAST(relowner AS regrole) AS text) AS what FROM pg_class WHERE oid = to_regclass(:name)

@@ -137,7 +137,7 @@ class Filters:
         )
 
     def chosen(self, ids: Sequence[int] | None, everything: bool) -> Chosen:
-        """The ids, or the condition of ``--all``; raises ConfigError if neither or both are given."""
+        """The ids, or the condition of ``--all``; raises ConfigError for neither ids nor ``--all``, or both."""
         if ids:
             if everything or not self.is_empty:
                 raise ConfigError("give either ids, or --all with conditions")

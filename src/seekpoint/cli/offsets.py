@@ -218,7 +218,7 @@ def _write(file: Path | None, plan: ResetPlan) -> None:
 def _plan(
     admin: Admin, group: str, file: Path | None, target: ResetTo | None, topics: dict[str, list[int] | None] | None
 ) -> ResetPlan:
-    """The plan of the file, or a new one. Raises ConfigError if neither or both are given."""
+    """The plan from the file, or a new plan. Raises ConfigError for neither a file nor a target, or both."""
     if (file is None) == (target is None):
         raise ConfigError("give one target, such as --to-offset, --to-earliest or --shift-by, or --plan FILE")
     if target is not None:

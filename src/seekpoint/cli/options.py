@@ -233,7 +233,7 @@ def job_of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
 def refuse_extras(context: typer.Context, target: str) -> None:
     """Raise ConfigError for an option that a Worker sets itself, such as its database."""
     required = {parameter.name for parameter in context.command.params if parameter.required}
-    if "database_url" in required:  # a command that requires the ledger needs its schema, too
+    if "database_url" in required:  # a command that requires the ledger also needs its schema
         required.add("schema")
     names = ("database_url", "kafka", "kafka_config", "schema", "start_wait", "tracing")
     for name in (*names, "accept_declaration", "accept_forgotten", "mirror"):

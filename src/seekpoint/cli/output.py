@@ -74,7 +74,7 @@ def ago(time: datetime | None) -> str:
 
 
 def headroom(records: int | None, seconds: float | None) -> str:
-    """The time until retention reaches a position; in records if the time is not known; empty if neither is."""
+    """The time until retention reaches a position, or the records until then; empty if both are unknown."""
     if seconds is not None:
         return format_duration(seconds)
     return "" if records is None else f"{records} records"

@@ -171,7 +171,7 @@ class Supervisor:
             )
 
     def _ended(self, slot: _Slot, child: WorkerProcess, code: int) -> None:
-        """Start the worker again after a wait; or drain all, if its command line or declaration is wrong."""
+        """Start the worker again after a wait, or drain all workers if its command line or declaration is wrong."""
         reason = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         extra = {"worker": slot.number, "pid": child.pid, "code": code}
         if self._is_draining:

@@ -97,7 +97,7 @@ def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, i
 def read_columns(
     kafka: Mapping[str, Any], range_: Range, *, headers: bool, chunk: int = CHUNK, idle: float = IDLE
 ) -> Iterator[MessageColumns]:
-    """The records of :func:`read_range` as columns; they, too, count only once the iteration ends without an error.
+    """The records of :func:`read_range` as columns; they count only once the iteration has ended without an error.
 
     ``headers``: whether to read headers, which takes time.
     """

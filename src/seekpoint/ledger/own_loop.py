@@ -129,8 +129,8 @@ class Ledger:
         The result's ``applied`` says whether the record was applied, ``state`` and ``unread`` why not. After a rewind
         it waits again. ``topic_id``, the brokers' id of the topic, distinguishes a recreated topic; the default is the
         stored id. Polls with short single statements, and holds no transaction or connection in between. Raises
-        NotApplied (a TimeoutError) after ``timeout`` or if the topic was recreated; also for a group or a partition
-        that no worker has claimed so far. Raises ConfigError for an invalid partition or offset.
+        NotApplied (a TimeoutError) after ``timeout`` or if the topic was recreated, or for a group or a partition that
+        no worker has claimed so far. Raises ConfigError for an invalid partition or offset.
         """
         return self._ledger.wait_until_applied(topic, partition, offset, timeout, topic_id=topic_id)
 

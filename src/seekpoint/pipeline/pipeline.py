@@ -68,13 +68,13 @@ class Pipeline(Generic[V, K]):
 
     A record whose handler raises is retried as ``retry`` says; a record that can never be applied is poison.
     ``retry_order`` says which records wait meanwhile: all of its ``"partition"``, those of its ``"key"``, or
-    ``"none"``; with the last two the record waits in the ledger, with at most ``Limits.waiting`` others.
-    ``on_poison="stop"``: the partition stops before a poison record, earlier records are committed, other partitions
-    continue. ``"dead_letter"``: the transaction that passes the record's offset stores the record in the ledger's table
-    ``dead_letter``; ``"skip"``: it is stored there without its value. Beyond ``dead_letter_limits`` the worker stops.
-    ``keep_key_order=True``: later records with a dead letter's key become dead letters, to be replayed in order (always
-    on with an ``Upsert`` that cannot decide which row is newer). ``delay``: a record is handled no earlier than its
-    timestamp plus ``delay``.
+    ``"none"``; with the last two the record waits in the ledger, where at most ``Limits.waiting`` records of a
+    partition wait. ``on_poison="stop"``: the partition stops before a poison record, earlier records are committed,
+    other partitions continue. ``"dead_letter"``: the transaction that passes the record's offset stores the record in
+    the ledger's table ``dead_letter``; ``"skip"``: it is stored there without its value. Beyond ``dead_letter_limits``
+    the worker stops. ``keep_key_order=True``: later records with a dead letter's key become dead letters, to be
+    replayed in order (always on with an ``Upsert`` that cannot decide which row is newer). ``delay``: a record is
+    handled no earlier than its timestamp plus ``delay``.
 
     Raises ConfigError if the declaration contradicts itself.
     """

@@ -260,7 +260,7 @@ def is_autocommit(connection: Connection) -> bool:
 
 
 def require_readable(driver: object, _record: object = None) -> None:
-    """Raise ConfigError for an unusable connection; also a listener for engines that Seekpoint makes."""
+    """Raise ConfigError for an unusable connection; engines that Seekpoint makes call it as a listener."""
     if isinstance(driver, psycopg.Connection) and (problem := _unreadable(driver)) is not None:
         raise ConfigError(f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET")
 

@@ -107,8 +107,8 @@ def fault_of_error(error: Error) -> Fault:
     """Classify an error of the driver. A row that a row security policy refuses is a data error.
 
     The policy's error has the SQLSTATE of a missing privilege, but the server names the function that raised it,
-    ``ExecWithCheckOptions``, which does not check privileges. A value refused by its type's input function is a data
-    error, too, with any SQLSTATE: tsquery, jsonpath and ltree raise syntax errors, regclass an undefined table.
+    ``ExecWithCheckOptions``, which does not check privileges. A value refused by its type's input function is also a
+    data error, whatever its SQLSTATE: tsquery, jsonpath and ltree raise syntax errors, regclass an undefined table.
     """
     code = error.diag.sqlstate or error.sqlstate
     if may_be_of_input(code) and _READING.match(error.diag.context or ""):

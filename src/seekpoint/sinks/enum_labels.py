@@ -9,7 +9,7 @@ from enum import Enum
 def labels_of(enum: type[Enum], labels: Sequence[str]) -> Mapping[Enum, str]:
     """Each member's label: its value if all values are labels, else its name if all names are.
 
-    Raises ValueError if neither are, or if both are and they differ.
+    Raises ValueError if not all values and not all names are labels, or if both are and they differ.
     """
     members = list(enum)
     values = all(member.value in labels for member in members)

@@ -135,7 +135,7 @@ class ChildProcess:
         self._process.wait()
         self._process.stdout.close()
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # the remainder of an order that the process has not read
+            with suppress(BrokenPipeError):  # the rest of a command that the process has not read
                 self._process.stdin.close()
         self._set_ended()
 

@@ -122,7 +122,7 @@ class LedgerSchema:
         self._is_checked = True
 
     def empty(self) -> None:
-        """Remove a test's rows and objects; also the ledger's own tables, if the test altered them.
+        """Remove a test's rows and objects, and the ledger's own tables if the test altered them.
 
         Raises LockNotAvailable if the test left a transaction open, which is a mistake in the test. The next test has
         tables under another name, so that only one test fails.

@@ -76,7 +76,7 @@ def create_app(
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )
-    return Guard(app, hosts)  # outermost, so that answers with status 500 have its headers, too
+    return Guard(app, hosts)  # outermost, so that answers with status 500 also have its headers
 
 
 def _get_alone(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:

@@ -99,7 +99,8 @@ class Reads:
     ) -> Answer[T]:
         """The current answer, or the last one if it is younger than ``keep`` seconds or the database is away.
 
-        Raises Unavailable if there is neither; SchemaMismatch for a missing or old ledger, unless ``any_revision``.
+        Raises Unavailable if there is neither a current answer nor an earlier one; SchemaMismatch for a missing or old
+        ledger, unless ``any_revision``.
         """
         last = self._last.get(key)
         if last is not None and (age := monotonic() - last[0]) < keep:

@@ -16,7 +16,8 @@ from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecor
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.open_batch import Outcome
 
-# Whatever the policy, the position never moves past records that failed for these causes: the next ones may fail, too.
+# Whatever the policy, the position never moves past records that failed for these causes, because the next records may
+# fail for the same cause.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM, Cause.ORDER})
 
 

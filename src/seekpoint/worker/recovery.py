@@ -112,7 +112,7 @@ def _of_failed(failed: Failed, *, is_first: bool, is_last: bool) -> Recovery:
     """
     error = failed.error if isinstance(failed.error, Exception) else failed
     if is_first and failed.is_of_before_alter:
-        return RunAgain(events.DatabaseTrouble(error=error))  # on another connection, before any record is blamed
+        return RunAgain(events.DatabaseTrouble(error=error))  # on another connection; no record is blamed yet
     if failed.fault is Fault.DATA:
         named = [(raw, failed.error_of(raw), failed.cause) for raw in failed.named]
         return Isolate(events.Bisecting(error=failed.error), named, _known(failed))

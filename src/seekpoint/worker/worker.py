@@ -237,7 +237,7 @@ class Worker:
         Installs no signal handler.
 
         With ``wait=False`` entering returns at once. The worker's thread then waits at most ``Limits.start_wait``
-        seconds for brokers or a database that do not answer, ``health().trouble`` says which, and leaving raises a
+        seconds for brokers or a database that do not answer, ``health().trouble`` names them, and leaving raises a
         permanent error.
 
         ``on_error`` is called with the error that ended the worker, on its thread, unless entering raises it. The

@@ -134,7 +134,7 @@ class BatchJob:
 
         Without ``restart``, an open run over the same range is resumed, and a range that a run has applied is refused.
         ``accept_repeats`` permits changes by repeated records: duplicate rows (Append), older values (an Upsert that
-        cannot tell which row is newer), and inserts of rows that were deleted since. A record that fails becomes a
+        cannot tell which row is newer), and inserts of rows that later records deleted. A record that fails becomes a
         dead letter of the run. Omits the records of the group's dead letters and lost ranges.
 
         Raises BatchRefused for a refused range or change, and unless log start <= from < to <= the group's position;
@@ -159,8 +159,9 @@ class BatchJob:
     def take_over(self, run: UUID, *, pause: bool = False) -> BatchDone:
         """Resume an open batch in its present state; its previous driver, if still alive, fails at its next step.
 
-        Raises the errors of :meth:`run`; BatchRefused if workers have advanced the group since, which ends the run with
-        nothing written; and ConfigError, without a change of drivers, for another pipeline's run.
+        Raises the errors of :meth:`run`; BatchRefused if workers have advanced the group after the batch was opened,
+        which ends the run with nothing written; and ConfigError, without a change of drivers, for another pipeline's
+        run.
         """
         if (batch := self.runs.get(run)).is_open:
             self._require_its_code(batch)

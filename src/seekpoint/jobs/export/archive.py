@@ -93,7 +93,7 @@ class Archive:
             return holes(tx.written(range_), range_.start, range_.end)
 
     def read_range(self, range_: Range) -> Iterator[Piece]:
-        """Every record of the range, in pieces, as ``kafka.ranges.read_range`` returned it for the export.
+        """Every record of the range, some at a time, as ``kafka.ranges.read_range`` returned it for the export.
 
         Checks each file before its first record: it must exist, be complete, and be the written one. Raises RangeLost,
         before the first piece, if the archive does not have the whole range; and ArchiveDamaged if a file fails these
@@ -183,7 +183,8 @@ class ArchivedReader:
         """Every record of the range, in pieces, which are valid once the iteration has ended without an error.
 
         If retention removes records meanwhile, it continues in the archive. Raises the errors of
-        ``kafka.ranges.read_range`` and ``Archive.read_range``, such as RangeLost if neither has the next record.
+        ``kafka.ranges.read_range`` and ``Archive.read_range``, such as RangeLost if log and archive lack the next
+        record.
         """
         if self._archive is None:
             yield from read_range(self._kafka, range_)

@@ -138,7 +138,7 @@ def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[
 
 
 def reaches(tables: StagingTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
-    """Return why a merge may not change this table: other tables' rows would change, too. Empty if it may.
+    """Return why a merge may not change this table: rows of other tables would also change. Empty if it may.
 
     A merge changes these through inheritance or a foreign key's action.
     """

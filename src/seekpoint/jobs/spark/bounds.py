@@ -173,7 +173,7 @@ class Bounds:
         return {partition: edge.offset for partition, edge in self._log.readable.ends(partitions).items()}
 
     def _at_times(self, bound: Bound) -> dict[Partition, int]:
-        """The first offsets at or after these times. If there is none: the log's end, or for a start ConfigError."""
+        """The first offsets at or after these times; without one, the log's end, or ConfigError for a start."""
         times = dict.fromkeys(self.partitions, bound.time) if bound.kind == "time" else bound.by_partition
         self._require_each(replace(bound, by_partition=times))
         ends = self._ends(times)  # first, so that records that arrive between the two requests are included

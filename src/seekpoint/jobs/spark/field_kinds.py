@@ -1,4 +1,4 @@
-"""Column types of a codec's fields; fixed for Decimal and UUID, too, whose type Arrow would derive from the values."""
+"""Column types of a codec's fields; also fixed for Decimal and UUID, whose types Arrow would derive from the values."""
 
 from __future__ import annotations
 

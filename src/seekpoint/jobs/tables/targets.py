@@ -87,7 +87,7 @@ class Target:
 
     @property
     def inexact_key(self) -> tuple[str, ...]:
-        """The key's columns whose equal values may differ in their bytes (citext, numeric); a merge sets these, too."""
+        """The key's columns whose equal values may differ in their bytes (citext, numeric); a merge also sets these."""
         if self.sums is not None:  # sums keep a key as any of its records spelled it
             return ()
         able = {column.name for column in self.columns if not (column.is_exact or column.is_generated)}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def key_before(key: Sequence[str], before: Any, record_key: Any) -> tuple[Any, ...] | None:
-    """The row's key before a change, from the event's ``before`` or the record's key; None if neither has it."""
+    """The row's key before a change, from the event's ``before`` or the record's key; None if both lack it."""
     for row in (before, record_key):
         if row is not None and isinstance(row, Mapping):
             values = tuple(map(row.get, key))

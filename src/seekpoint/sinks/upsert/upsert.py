@@ -50,11 +50,11 @@ class Upsert(TableSink[V_contra, K_contra]):
     partitions or topics, ``order_by`` names a column: the newest row, including the stored one, is the one with the
     highest value. ``offset_column`` stores the record's offset, so that no older record of the same partition
     overwrites the row, such as after a rewind or in a replay. (If ``provenance`` has the partition, offsets of
-    different partitions are not compared.) A stored row with NULL in that column is older than any.
+    different partitions are not compared.) A stored row with NULL in that column is older than any record.
 
     ``tombstone="delete"``: a record whose value is None deletes its key's row, and ``row=`` is not called. The row's
     key has the fields of the record's key, or is that key itself if it is one column, or is the result of
-    ``tombstone_key=``, a function of the record. With ``order_by`` the key must have that column, too. Deletions are
+    ``tombstone_key=``, a function of the record. With ``order_by`` the key must also have that column. Deletions are
     not remembered: an older record that arrives later creates the row again. ``tombstone=None``: tombstones go to
     ``row=``.
 

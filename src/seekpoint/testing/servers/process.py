@@ -139,7 +139,7 @@ class Child:
     """A server process that is our direct child, so that we can wait for it after a kill.
 
     Postgres asks whether the process named in its lock file is alive, and a killed process that was not waited for
-    counts as alive. ``freeze`` and ``kill`` reach the server's own children, too.
+    counts as alive. ``freeze`` and ``kill`` also reach the server's own children.
     """
 
     def __init__(

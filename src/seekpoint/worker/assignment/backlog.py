@@ -26,9 +26,10 @@ _AT_ONCE = float("-inf")
 
 
 class Moment(NamedTuple):
-    """A time by two clocks, in seconds: ``steady`` for waits, ``wall`` to compare with a timestamp when it is read.
+    """The time now by two clocks, in seconds: ``steady`` measures waits, ``wall`` is compared with records' timestamps.
 
-    So a change of the wall clock does not affect waits that have begun.
+    A record's timestamp is compared once, when the record is read, so a change of the wall clock does not affect waits
+    that have begun.
     """
 
     steady: float
@@ -148,7 +149,7 @@ class Backlog:
     def remember(self, attempt: Attempt, now: Moment) -> None:
         """Take over the ledger's note on a record that was not applied: its next attempt, or how long it is delayed."""
         if attempt.then == DELAYED:
-            # No wait is longer than the delay: the database's clock may have been set back since.
+            # No wait is longer than the delay: the database's clock may have been set back after the wait was stored.
             wait = min(attempt.wait or 0.0, math.inf if self._delay is None else self._delay)
             self._due_by = DueBy(attempt.offset, now.steady + wait)
             self.noted = attempt.offset

@@ -233,7 +233,7 @@ class Scheduler:
             self._partitions.pause(full)
 
     def maintain(self) -> None:
-        """Drop backlogs that are over, and resume partitions whose backlog has drained."""
+        """Drop backlogs that are no longer needed, and resume partitions whose backlog is at most half full."""
         if not self:
             return
         records, size = self._bounds()

@@ -116,7 +116,7 @@ class WorkerAssignment:
             self.partitions.assign_fixed(self._fixed)
 
     def add_topics(self, topics: Collection[str]) -> None:
-        """Subscribe to further topics, too."""
+        """Subscribe to further topics in addition to the present ones."""
         subscribed = [*self._checks.topics, *topics]
         self.client.subscribe(subscribed, self.partitions.on_assigned, self.partitions.on_revoked)
         self._checks.topics = subscribed

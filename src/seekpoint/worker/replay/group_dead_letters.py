@@ -215,8 +215,8 @@ class GroupDeadLetters:
     def edit(self, id: int, value: bytes, *, reason: str) -> Edited:  # noqa: A002
         """Give an open dead letter's record another value, which its replay applies; the log's value is kept.
 
-        A later edit replaces the value. Reloads, verifications and batches after the replay apply the edited value,
-        too. A dead letter that is not open is refused. Raises ConfigError without a reason, or if the group has no
+        A later edit replaces the value. Reloads, verifications and batches after the replay also apply the edited
+        value. A dead letter that is not open is refused. Raises ConfigError without a reason, or if the group has no
         dead letter with that id.
         """
         if not isinstance(value, bytes):

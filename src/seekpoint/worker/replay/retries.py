@@ -79,7 +79,7 @@ class Retrier(Replayer):
         self._counts: BatchCounts | None = None
 
     def refresh(self) -> None:
-        """Add topics that the pipeline's pattern has matched since."""
+        """Add topics that the pipeline's pattern has newly matched."""
         self._writers.refresh()
 
     def retry(self, waiting_record: Waiting, claim: Claim) -> None:

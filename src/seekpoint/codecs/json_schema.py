@@ -59,7 +59,7 @@ class JsonSchema(RegistryCodec[V_co]):
         self.schema = schema
         if type is not None and (unusable := sorted(set(options) - _CHECKING)):
             raise ConfigError(
-                f"{self!r}: values are dicts with the option {unusable[0]!r}: leave the type out, or remove the option"
+                f"{self!r}: with the option {unusable[0]!r} values are dicts: leave the type out, or remove the option"
             )
 
     def _open(self) -> Decode:

@@ -89,7 +89,7 @@ _WHAT = {
     Cause.DATABASE: "the database refused it",
     Cause.CRASHED: "it crashes the process",
     Cause.BLOCKED: "it is blocked behind its key",
-    Cause.TRANSIENT: "the database refused it on each attempt, also on its own, with a transient error",
+    Cause.TRANSIENT: "the database refused it on each attempt, even when applied alone, with a transient error",
     Cause.ORDER: "an earlier record of the partition wrote a row that is newer at the source",
     Cause.PROGRAM: "the database reports an error in the program, and there was no other record to show whether this "
     "one causes it",

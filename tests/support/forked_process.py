@@ -32,6 +32,7 @@ SCRIPTS = (
     "support.sink_calls",
     "support.replace_process",
     "support.cli_process",
+    "support.waiting_retries",
 )
 _SIZE = 1 << 20
 

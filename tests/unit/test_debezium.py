@@ -100,6 +100,7 @@ def test_a_value_is_what_the_schema_says(schema: dict[str, Any], sent: Any, valu
         (field("v", "int64", TIME + "MicroDuration"), 5, "interval.handling.mode=string"),
         (field("v", "int64", TIME + "NanoTimestamp"), 1, "not whole microseconds"),
         (field("v", "int64", TIME + "MicroTimestamp"), 2**62, "field 'v'"),
+        (field("v", "int32", TIME + "Date"), 1.5, "cannot be interpreted as an integer"),
         (field("v", "int64", TIME + "MicroTime"), -1, "not a time of day"),
         (field("v", "bytes", DATA + "Bits"), "AQE=", "how many bits there are"),
         (field("v", "bytes", DECIMAL), "AQE=", "needs the parameter 'scale'"),

@@ -12,6 +12,7 @@ from binascii import a2b_base64
 from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from operator import index
 from struct import Struct
 from typing import Any
 
@@ -187,7 +188,7 @@ def _microseconds(value: int, unit: int) -> int:
 
 
 def _day(value: int) -> date:
-    return _EPOCH + timedelta(days=value)
+    return _EPOCH + timedelta(days=index(value))
 
 
 def _clock(unit: int) -> Convert:

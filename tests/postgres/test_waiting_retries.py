@@ -1,4 +1,4 @@
-"""Retries of waiting records, without Kafka: crashes at any line, lost connections, and records after a dead letter of their key."""
+"""Retries of waiting records, without Kafka: crashes at any line, lost connections, and the order of a key."""
 
 from __future__ import annotations
 

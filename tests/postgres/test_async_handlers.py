@@ -21,6 +21,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from seekpoint import Batch, Pipeline, Poison, Retry
 from seekpoint import Text as Utf8
 from seekpoint.errors import ConfigError, HandlerMisuse, PoisonStop
+from seekpoint.events import WaitingForRetry
 from seekpoint.records import Cause
 from seekpoint.testing import Processed
 from seekpoint.worker import async_handler
@@ -35,6 +36,10 @@ Handle = Callable[..., Awaitable[Any]]
 
 
 ANSWERED = "SELECT count(*) FROM pg_stat_activity WHERE pid = :pid AND state <> 'active' AND query LIKE 'INSERT%'"
+
+
+class ProviderAway(Exception):  # noqa: N818 -- as in the guide
+    """Another service did not answer."""
 
 
 class Table:
@@ -177,8 +182,9 @@ def test_i3_a_savepoint_is_not_rolled_back_over_another_tasks_rows(table: Table,
             await asyncio.gather(*(write(tx, record) for record in batch))
             written.set()
 
-    with pytest.raises(HandlerMisuse, match="rolled a savepoint back while another task used the connection"):
+    with pytest.raises(HandlerMisuse, match="rolled a savepoint back while another task used the connection") as raised:
         table.run(handle, "a", "b")
+    assert raised.value.__cause__ is not raised.value
     assert table.rows() == []
 
 
@@ -203,6 +209,68 @@ async def by_group(tasks: list[Awaitable[Any]]) -> None:
 
 async def by_gather(tasks: list[Awaitable[Any]]) -> None:
     await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("run_all", [by_group, by_gather])
+@pytest.mark.parametrize(("on", "waits"), [(ProviderAway, True), (Exception, True), (TimeoutError, False)])
+def test_an_error_of_a_task_is_retried_and_reported_as_itself(
+    table: Table, run_all: Callable[[list[Awaitable[Any]]], Awaitable[None]], on: type[Exception], waits: bool
+) -> None:
+    """It was poison at once: ``Retry.on`` names the error, and asyncio.TaskGroup raises an ExceptionGroup."""
+    done = table.run(asking(table, run_all), "a", "away", "c", **retried_by(on))
+    assert table.rows() == [(0, "a"), (2, "c")]
+    assert len(done.waiting) == waits
+    reported: list[Any] = [*done.waiting, *done.dead_letters]
+    assert [event.failure.error for event in reported] == ["ProviderAway: no answer"]
+
+
+def test_a_group_that_is_named_is_retried_as_a_group(table: Table) -> None:
+    done = table.run(asking(table, by_group), "away", **retried_by(ExceptionGroup))
+    (waiting,) = done.waiting
+    assert isinstance(waiting, WaitingForRetry)
+    assert waiting.failure.error.startswith("ExceptionGroup: ")
+
+
+def asking(table: Table, run_all: Callable[[list[Awaitable[Any]]], Awaitable[None]]) -> Handle:
+    """A handler that asks a service for each record, in tasks."""
+
+    async def ask(record: Any) -> None:
+        if record.value == "away":
+            raise ProviderAway("no answer")
+
+    async def handle(tx: Tx, batch: Records) -> None:
+        await run_all([ask(record) for record in batch])
+        await table.each(tx, batch)
+
+    return handle
+
+
+def retried_by(error: type[Exception]) -> dict[str, Any]:
+    return {"retry": Retry(attempts=3, on=(error,)), "retry_order": "none", "on_poison": "dead_letter"}
+
+
+def test_several_errors_of_tasks_count_as_the_first_that_is_not_poison(table: Table) -> None:
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async def handle(tx: Tx, batch: Records) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail(Poison("odd", *batch)))
+            tasks.create_task(fail(KeyError("price")))
+            tasks.create_task(fail(ProviderAway("no answer")))
+
+    done = table.run(handle, "a", on_poison="dead_letter", retry=Retry(attempts=1))
+    (dead_letter,) = done.dead_letters
+    assert dead_letter.failure.error.startswith("KeyError: 'price' (the first of 3 errors: unhandled errors in a Task")
+
+
+def test_a_misuse_in_a_task_group_ends_the_worker(table: Table) -> None:
+    async def handle(tx: Tx, batch: Records) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(tx.commit())
+
+    with pytest.raises(HandlerMisuse, match=r"called commit\(\) on its connection"):
+        table.run(handle, "a", on_poison="dead_letter")
 
 
 @pytest.mark.parametrize("run_all", [by_group, by_gather])
@@ -429,6 +497,15 @@ async def leaves_a_task(tx: Tx, batch: Records) -> None:
     asyncio.create_task(asyncio.Event().wait(), name="left")  # noqa: RUF006 -- what is tested
 
 
+async def forgets_to_await(tx: Tx, batch: Records) -> None:
+    tx.execute(text("SELECT 1"))  # type: ignore[unused-coroutine]
+
+
+async def awaits_only_the_second(tx: Tx, batch: Records) -> None:
+    tx.run_sync(lambda tx: tx.execute(text("SELECT 1")))  # type: ignore[unused-coroutine]
+    await tx.scalar(text("SELECT 2"))
+
+
 async def returns_a_value(tx: Tx, batch: Records) -> int:
     return len(batch)
 
@@ -470,6 +547,8 @@ async def starts_a_task_when_it_is_cancelled(tx: Tx, batch: Records) -> None:
         (connects_anew, r"opened another connection from tx.engine"),
         (ends_by_sql, r"ended its transaction"),
         (leaves_a_task, r"returned while tasks it had started were running \(Event\.wait\)\. They were cancelled"),
+        (forgets_to_await, r"called tx\.execute\(…\) without await, so that it did not run: await tx\.execute"),
+        (awaits_only_the_second, r"called tx\.run_sync\(…\) without await"),
         (returns_a_value, r"returned an int, which is never run"),
         (starts_a_task_when_it_is_cancelled, r"it had started were running \(AsyncConnection\.execute, .*waits\)"),
         (runs_a_loop, r"started an event loop inside the worker's \(This event loop is already .*await the coroutine"),

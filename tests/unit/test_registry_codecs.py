@@ -32,6 +32,7 @@ from seekpoint import Append, Bytes, Pipeline
 from seekpoint.codecs import Avro, JsonSchema, Protobuf
 from seekpoint.codecs.codec import key_decoder, value_decoder
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
+from seekpoint.records import one_line
 from seekpoint.testing import raw
 from support.schema_registry import SchemaRegistry, message_class, shop
 
@@ -461,6 +462,21 @@ def test_a_value_or_key_too_short_for_the_wire_format_says_so(codec: Any, data: 
         codec.decode(raw(data))
     with pytest.raises(ValueError, match=f"the key has {size}, too few"):
         codec.decode_key(raw(b"", key=data))
+
+
+@pytest.mark.parametrize("codec", [*codecs(), JsonSchema(registry="mock://")], ids=repr)
+def test_a_value_without_the_magic_byte_says_what_to_declare(codec: Any) -> None:
+    with pytest.raises(SerializationError) as refused:
+        codec.decode(raw(b'{"id": 12345678}'))
+    assert "the value begins with the byte 0x7b, not with the magic byte 0 or 1" in one_line(refused.value)
+
+
+def test_a_function_that_returns_no_registry_is_named() -> None:
+    def nothing() -> Any:
+        return None
+
+    with pytest.raises(ConfigError, match=r"registry=.*nothing returned NoneType: return a URL, the client's conf"):
+        JsonSchema(registry=nothing).decode(raw(FRAMED))
 
 
 @pytest.mark.parametrize("header", [b"", b"\x01", b"\x01" + bytes(15), b"\x00\x00", b"\x05" + bytes(20)])

@@ -73,6 +73,11 @@ def connect(registry: Registry, *kinds: str, otherwise: str | None = None) -> Re
         raise missing(error) from error
     endpoint = registry() if callable(registry) else registry
     if not isinstance(endpoint, str | Mapping):
+        if not hasattr(endpoint, "config"):
+            raise ConfigError(
+                f"registry={shown(registry)} returned {type(endpoint).__name__}: return a URL, the client's "
+                "configuration {'url': ...}, or a client"
+            )
         return RegistryClient(endpoint, shown(registry), _secrets(endpoint.config()), kinds, otherwise)
     check(endpoint)
     conf = {**DEFAULTS, **({"url": endpoint} if isinstance(endpoint, str) else endpoint)}

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from seekpoint.errors import CodecUnavailable, ConfigError
-from seekpoint.records import RawRecord, numbered
+from seekpoint.records import RawRecord, add_note, numbered
 
 # Framed data, its record, "key" or "value"; uses Confluent's deserializer.
 Long = Callable[[bytes, RawRecord, str], Any]
@@ -44,7 +44,12 @@ class Frames:
             except Exception:
                 self._long(data, record, field)  # raises Confluent's error, which users can look up
                 raise  # it would return a value without the fast path's conversions
-        value = self._long(data, record, field)
+        try:
+            value = self._long(data, record, field)
+        except Exception as error:
+            if data[0] not in {0, 1} and "magic" in str(error):
+                add_note(error, _NOT_FRAMED.format(field=field, byte=data[0]))
+            raise
         if begin and key not in self._short:
             try:
                 self._short[key] = short = self._shorten(data[:begin], data, value)
@@ -53,6 +58,12 @@ class Frames:
             except Exception:  # noqa: BLE001 -- the value was decoded; only the fast path is not available
                 self._short[key] = None
         return value if short is None else short(data, begin)
+
+
+_NOT_FRAMED = (
+    "the {field} begins with the byte {byte:#04x}, not with the magic byte 0 or 1 of a schema registry's wire format: "
+    "produce it with one of the registry's serializers, or declare the codec of its own format, e.g. Json()"
+)
 
 
 def _require_frame(data: bytes, field: str) -> None:

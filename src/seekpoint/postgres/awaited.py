@@ -7,10 +7,11 @@ wait with or without an event loop. So the worker's one connection serves both k
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
-from typing import Any, NoReturn
+from functools import lru_cache, partial, wraps
+from typing import Any, NoReturn, TypeVar, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -60,10 +61,11 @@ def awaited(tx: HandlerConnection, engine: AsyncEngine, waits: Waits) -> Iterato
     was_cancelled, savepoints = asyncio.Event(), TaskSavepoints()
     driver.lock, driver.wait = AsyncAdaptedLock(), partial(waits, _wait, driver, was_cancelled, savepoints)
     driver.cursor_factory = _cursors(driver.cursor_factory)  # HandlerConnection.lent() restores the class
-    connection = AsyncConnection(engine, tx)
+    connection = _LentConnection(engine, tx)
     try:
         with savepoints.watched(tx):
             yield connection
+        connection.require_awaited()
         if was_cancelled.is_set() and driver.info.transaction_status == TransactionStatus.INERROR:
             raise TimeoutError(_ABORTED)
     except DBAPIError as error:
@@ -71,6 +73,7 @@ def awaited(tx: HandlerConnection, engine: AsyncEngine, waits: Waits) -> Iterato
             raise TimeoutError(_ABORTED) from error
         raise
     finally:
+        connection.forget_calls()
         connection.sync_connection = None  # a later use would write in the next batch's transaction
         driver.lock = its_lock
         if its_wait is None:
@@ -148,6 +151,49 @@ async def _cancel_until_answered(
             async with asyncio.timeout(CANCEL_AGAIN):
                 await wait_async(waits, driver.fileno(), **options)
             return
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _kept(method: _Method) -> _Method:
+    """The method; its coroutine is appended to ``calls``."""
+
+    @wraps(method)
+    def call(connection: _LentConnection, *arguments: Any, **options: Any) -> Any:
+        coroutine = method(connection, *arguments, **options)
+        connection.calls.append(coroutine)
+        return coroutine
+
+    return cast("_Method", call)
+
+
+class _LentConnection(AsyncConnection):
+    """Keeps the coroutines of its statements, to find one that the handler has not awaited: it never ran."""
+
+    def __init__(self, engine: AsyncEngine, tx: HandlerConnection) -> None:
+        super().__init__(engine, tx)
+        self.calls: list[Any] = []  # coroutines
+
+    execute = _kept(AsyncConnection.execute)
+    scalar = _kept(AsyncConnection.scalar)  # type: ignore[assignment, arg-type]  # it is overloaded
+    scalars = _kept(AsyncConnection.scalars)
+    exec_driver_sql = _kept(AsyncConnection.exec_driver_sql)
+    run_sync = _kept(AsyncConnection.run_sync)
+
+    def require_awaited(self) -> None:
+        """Raise HandlerMisuse if a statement was not awaited; a task that was cancelled has closed its coroutine."""
+        for call in self.calls:
+            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+                name = f"tx.{call.__name__}(…)"
+                raise HandlerMisuse(f"the handler called {name} without await, so that it did not run: await {name}")
+
+    def forget_calls(self) -> None:
+        """Close the coroutines that have not run, without Python's warning that they were never awaited."""
+        for call in self.calls:
+            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+                call.close()
+        self.calls.clear()
 
 
 class _AllHere:

@@ -47,9 +47,9 @@ class TaskSavepoints:
         try:
             yield
         except Exception as error:  # an ExceptionGroup of the tasks, or the handler's own error
-            if self._misuse is not None:
-                raise self._misuse from error
-            raise
+            if self._misuse is None or self._misuse is error:
+                raise
+            raise self._misuse from error
         finally:
             for name, listener in listeners.items():
                 event.remove(tx, name, listener)

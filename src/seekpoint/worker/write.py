@@ -110,7 +110,9 @@ def _handle(
     except BaseException as error:
         if poison := poisons(error):
             raise _poisoned(error, poison, records) from error
-        error = _of_database(error)
+        error = _counted_error(error, writers.pipeline.retry.on)
+        if isinstance(error, ConfigError):
+            raise error
         if _is_kept_off(error):
             raise HandlerMisuse(
                 f"{name} used pgconn while statements that it had sent were not answered yet ({error}): end the "
@@ -160,10 +162,19 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
-def _of_database(error: BaseException) -> BaseException:
-    """The first error of an exception group if it has only database errors (asyncio.TaskGroup); else the error."""
+def _counted_error(error: BaseException, on: type[Exception] | tuple[type[Exception], ...]) -> BaseException:
+    """The first error of an exception group (asyncio.TaskGroup) that is not Poison; any other error unchanged.
+
+    ``on`` (``Retry.on``) may name the group's class; then the group is not divided.
+    """
+    groups = [named for named in (on if isinstance(on, tuple) else (on,)) if issubclass(named, BaseExceptionGroup)]
+    if not isinstance(error, BaseExceptionGroup) or isinstance(error, tuple(groups)):
+        return error
     leaves = _leaves(error)
-    return leaves[0] if all(map(is_database_error, leaves)) else error
+    first = next(leaf for leaf in leaves if not isinstance(leaf, Poison))
+    if len(leaves) > 1:
+        add_note(first, f"the first of {len(leaves)} errors: {error}")
+    return first
 
 
 def _poisoned(error: BaseException, poison: Sequence[Poison], records: Sequence[DecodedRecord]) -> Failed:

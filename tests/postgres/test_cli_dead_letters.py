@@ -411,6 +411,14 @@ def test_discard_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     assert "it was discarded" in terminal.run("dead-letters", "show", str(ids[0])).stdout
 
 
+def test_an_edited_value_with_newlines_is_shown_as_text(terminal: Terminal, tmp_path: Path) -> None:
+    """An editor ends a file with a newline; it was shown as hexadecimal digits."""
+    (first, *_) = map(str, park(terminal))
+    (file := tmp_path / "value").write_bytes(b'{"id": 1}\n')
+    shown = terminal.lines("dead-letters", "edit", first, "--value-file", str(file))[0]
+    assert shown.endswith(r'edited: "{"id": 1}\n"')
+
+
 def test_edit_is_a_dry_run_without_apply(terminal: Terminal, tmp_path: Path) -> None:
     """Shown with both values, and by the replay's plan; `--undo` takes it back."""
     (first, *_) = map(str, park(terminal))

@@ -208,9 +208,10 @@ def _one_line(data: bytes | None) -> str:
         return "null"
     text = readable(data)
     cut_off = f" … ({len(data):,} bytes)" if len(data) > 200 else ""
-    if text is None or "\n" in text:
+    if text is None:
         return f"0x{data[:100].hex()}{cut_off}"
-    return f'"{text[:200]}"{cut_off}'
+    shown = text[:200].replace("\n", "\\n")  # an editor ends a file with a newline
+    return f'"{shown}"{cut_off}'
 
 
 def _name(header: str) -> str:

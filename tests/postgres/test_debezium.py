@@ -228,6 +228,15 @@ def test_after_a_rewind_positions_that_come_again_change_nothing(sink_tables: Si
     assert source.rows == [(1, "B", 0, 1, 100), (2, "C", 0, 2, 101)]
 
 
+@pytest.mark.parametrize("kind", ["text", "double precision"])
+def test_the_sources_position_is_a_whole_number(sink_tables: SinkTables, group: str, kind: str) -> None:
+    columns = f"id int PRIMARY KEY, v text, body text, o bigint, lsn {kind}"
+    (sink,) = replica(sink_tables, group, columns, offset_column="o", order_by="lsn").sinks
+    remedy = rf"order_by='lsn' is of type {kind}, .* ALTER COLUMN \"lsn\" TYPE numeric"
+    with sink_tables.engine.connect() as tx, pytest.raises(ConfigError, match=remedy):
+        sink.check(tx, [])
+
+
 def test_the_sources_position_needs_a_column_of_its_own(sink_tables: SinkTables, group: str) -> None:
     options: dict[str, Any] = {"key": ["id"], "columns": ["id", "lsn"], "changes": True}
     with pytest.raises(ConfigError, match="order_by=, which needs it"):

@@ -150,6 +150,24 @@ def test_topics_of_one_table_whose_offsets_would_be_compared_stop_in_any_order()
     assert pipeline(sink, topics=EU_AND_US).with_topics("eu.t").topics == ("eu.t",)
 
 
+def test_a_table_with_a_name_is_one_table_of_all_topics() -> None:
+    """Also without a pattern: a row of ``us.t`` would be dropped if ``eu.t`` had one of the key at a higher offset."""
+    sink = Upsert("t", key=["id"], columns=["id"], offset_column="o")
+    assert {*with_topics(pipeline(sink, topics=EU_AND_US), "eu.t", "us.a").without_table} == {"eu.t", "us.a"}
+    assert pipeline(sink, topics=EU_AND_US).with_topics("eu.t").topics == ("eu.t",)
+    why = r"Upsert\('t'\): topics 'a' and 'b' have the same table, and offsets of different topics do not say which"
+    sinks: list[Any]
+    for sinks in ([sink], [Upsert("t", key=["id"], columns=["id"], offset_column="o", topics=[t]) for t in "ab"]):
+        with pytest.raises(ConfigError, match=why):
+            pipeline(*sinks, topics=["a", "b"])
+    stored = Upsert(
+        "t", key=["id"], columns=["id"], offset_column="o", provenance={"topic": "topic", "partition": "partition"}
+    )
+    of_one = Upsert("t", key=["id"], columns=["id"], offset_column="o", topics=["a"])
+    for sinks in ([stored], [of_one, Append("log", columns=["id"])]):
+        assert pipeline(*sinks, topics=["a", "b"]).topics == ("a", "b")
+
+
 SHARED: list[Any] = [
     Append("{name}", columns=["id"]),
     Upsert("{name}", key=["id"], columns=["id"]),
@@ -186,9 +204,10 @@ ENGINE = cast("Engine", None)
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Pattern("shop(.*"), r"Pattern('shop(.*') is not a regular expression of Python's re: missing )"),
     (lambda: Pattern("(?P<n>a)(?P<n>b)"), "redefinition of group name 'n'"),
-    (lambda: Pattern(""), "Pattern(''): give a regular expression, e.g. Pattern(r'shop"),
-    (lambda: Pattern(cast("str", re.compile("a"))), "give a regular expression"),
-    (lambda: Pattern(cast("str", b"a")), "Pattern(b'a'): give a regular expression"),
+    (lambda: Pattern(""), "Pattern(''): give a regular expression as text, e.g. Pattern(r'shop"),
+    (lambda: Pattern("(?<n>a)"), "unknown extension ?<n at position 1; a named group is (?P<name>...)"),
+    (lambda: Pattern(cast("str", re.compile("a"))), "give a regular expression as text"),
+    (lambda: Pattern(cast("str", b"a")), "Pattern(b'a'): give a regular expression as text"),
     (lambda: Pattern("^__.*"), "names that begin with '__' are Kafka's own: declare such a topic by its name"),
     (declared(topics="^shop.*"), "to give a regular expression, write topics=Pattern(...)"),
     (declared(topics=re.compile("shop.*")), "topics=re.compile(...): give topics=Pattern('shop.*')"),
@@ -212,6 +231,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (of_sink(Append("{name!r}")), "a group has no format and no conversion: write {name}"),
     (of_sink(Append("a{name")), "write {name} for a group of the pattern"),
     (declared(topics=Pattern("shop.(.*)"), sinks=[Append("{name}")]), "it has none: write (?P<name>...)"),
+    (of_sink(Append("t", topics=["shop.a", "ship.a"])), "topics= names ship.a, which Pattern('shop"),
     (of_sink(Append("{name}", topics=["shop.a"])), "for each topic that the pattern matches: leave out its topics="),
     (declared(topics="a", sinks=[Append(str.upper)]), "give topics=Pattern(...), or name the table"),
     (lambda: pipeline(Append("a", columns=["n"]), topics="a").with_topics("b"), "takes some of its topics, got ['b']"),

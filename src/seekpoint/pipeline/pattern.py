@@ -26,12 +26,13 @@ class Pattern:
         example = r"Pattern(r'shop\.(?P<name>.+)')"
         text: object = expression
         if not isinstance(text, str) or not text:
-            raise ConfigError(f"Pattern({expression!r}): give a regular expression, e.g. {example}")
+            raise ConfigError(f"Pattern({expression!r}): give a regular expression as text, e.g. {example}")
         self.expression = expression
         try:
             self._regex = re.compile(expression)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ConfigError(f"{self!r} is not a regular expression of Python's re: {error}") from None
+            named = "; a named group is (?P<name>...)" if "(?<" in expression else ""
+            raise ConfigError(f"{self!r} is not a regular expression of Python's re: {error}{named}") from None
         if expression.lstrip("^").startswith(_INTERNAL):
             raise ConfigError(f"{self!r}: names that begin with '__' are Kafka's own: declare such a topic by its name")
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from itertools import combinations, product
 from types import FunctionType
 from typing import Any, Generic, Literal, Never, Self, TypedDict, Unpack, get_args, overload
 
@@ -161,6 +162,9 @@ class Pipeline(Generic[V, K]):
         self._declared = tuple((sink, sink.by_topic(self.pattern)) for sink in self.sinks)
         self._own: dict[str, dict[int, Sink[V, K | None]]] = {}  # indexes of the sinks that take a pattern's topics
         self.without_table: dict[str, str] = {}  # reasons why topics of a pattern have no table
+        for topic, other in combinations(self.topics, 2):
+            if sink := self._comparing(topic, other):
+                raise ConfigError(_one_table(sink, topic, other))
         self._check_retry_order(keep_key_order)
         self._require_key_order(keep_key_order)
 
@@ -316,8 +320,8 @@ class Pipeline(Generic[V, K]):
             self._own[topic] = {n: make(topic) for n, (_, make) in enumerate(self._declared) if make is not None}
         except ConfigError as error:
             self.without_table[topic] = error.text
-        self._require_own_tables(topic)
         self._expand()
+        self._require_own_tables(topic)
         if self.handle is None and not any(sink.takes(topic) for sink in self.sinks):
             self.without_table.setdefault(topic, f"{self!r}: no sink takes records of {topic}: add one")
 
@@ -326,11 +330,15 @@ class Pipeline(Generic[V, K]):
 
         Both stop. Otherwise the order in which topics are found would decide which of them is read.
         """
-        for sink in self._own[topic].values():
-            for other, sinks in self._own.items():
-                if other != topic and any(_compares(sink, another) for another in sinks.values()):
-                    for name, neighbour in ((topic, other), (other, topic)):
-                        self.without_table.setdefault(name, _one_table(sink, name, neighbour))
+        for other in self._own:
+            if other != topic and (sink := self._comparing(topic, other)):
+                for name, neighbour in ((topic, other), (other, topic)):
+                    self.without_table.setdefault(name, _one_table(sink, name, neighbour))
+
+    def _comparing(self, topic: str, other: str) -> Sink[V, K | None] | None:
+        """The sink that would compare offsets of these topics, because their records go to one table; usually None."""
+        pairs = product(self.sinks_of(topic), self.sinks_of(other))
+        return next((sink for sink, another in pairs if _compares(sink, another)), None)
 
     def _expand(self) -> None:
         """Replace each declared sink with the sinks of its topics."""
@@ -507,7 +515,7 @@ def _one_table(sink: Sink, topic: str, other: str) -> str:
         f"{sink!r}: topics {topic!r} and {other!r} have the same table, and offsets of different topics do not say "
         "which row is newer: store both with provenance={'topic': 'COLUMN', 'partition': 'COLUMN'}, so that only "
         "offsets of one partition are compared; or name the column that orders the rows of both, order_by= instead of "
-        "offset_column=; or let the pattern match only one of them"
+        "offset_column=; or let only one of them write the table"
     )
 
 

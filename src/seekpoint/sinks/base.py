@@ -167,6 +167,11 @@ class TableSink(Generic[V_contra, K_contra]):
 
         Raises ConfigError if the sink cannot have a table for each topic; the function, for a topic without a table.
         """
+        named = self._topics or frozenset()
+        if pattern is not None and (others := sorted(named.difference(pattern.matching(named)))):
+            raise ConfigError(
+                f"{self!r}: topics= names {', '.join(others)}, which {pattern!r} does not match: correct one of them"
+            )
         table_of: TableOfTopic | None = self._table_of
         if table_of is None and pattern is not None:
             table_of = pattern.table_of(repr(self), self.path)

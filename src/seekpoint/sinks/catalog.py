@@ -85,6 +85,7 @@ _SURVEY = text(
     """  # noqa: S608 -- a constant
 )
 
+_WHOLE = {20, 21, 23, 1700}  # bigint, smallint, integer, numeric
 _KINDS = {
     16: "bool", 17: "bytea", 20: "int", 21: "int", 23: "int", 25: "text", 1043: "text", 1082: "date",
     1083: "time", 1114: "timestamp", 1184: "timestamptz", 1700: "numeric", 2950: "uuid",
@@ -138,6 +139,7 @@ def survey(tx: Connection, target: Target) -> Survey:
     plain = first.relkind in {"r", "p"}
     if plain:
         _check_index(target.name, target.path, target.key, first)
+    _check_positions(target, rows)
     layout = Layout(
         {row.attname: _column(row) for row in rows},
         types_of((row.attname, row.declared, *(getattr(row, name) for name in ColumnType._fields)) for row in rows),
@@ -161,7 +163,8 @@ def _check_index(sink: str, path: Sequence[str], key: Sequence[str], index: Any)
     if not index.indexed:
         raise ConfigError(
             f"{sink}: the table has no unique index on exactly ({names}); create it: CREATE UNIQUE INDEX ON "
-            f"{table} ({names}); {remedies.change_table()}, too. A partial or deferrable index does not count"
+            f"{table} ({names}); {remedies.change_table()}, too. A partial, deferrable or invalid index does not "
+            "count"
         )
     if index.strange:
         raise ConfigError(
@@ -176,6 +179,19 @@ def _check_index(sink: str, path: Sequence[str], key: Sequence[str], index: Any)
             f"different, so such a row is never found again: ALTER TABLE {table} {required}; or, from Postgres 15 on, "
             f"CREATE UNIQUE INDEX ON {table} ({names}) NULLS NOT DISTINCT"
         )
+
+
+def _check_positions(target: Target, rows: Sequence[Any]) -> None:
+    """Raise ConfigError if a type does not compare offsets or positions exactly: '9' is after '10' in a text column."""
+    compared = [("offset_column", target.offset), ("order_by", target.order_by if target.has_position else None)]
+    for option, name in compared:
+        row = next((row for row in rows if row.attname == name), None)
+        if row is not None and row.base not in _WHOLE:
+            raise ConfigError(
+                f"{target.name}: {option}={name!r} is of type {row.named}, which does not compare whole numbers "
+                f"exactly, so that newer rows would be dropped: ALTER TABLE {quoted(*target.path)} ALTER COLUMN "
+                f"{quoted(row.attname)} TYPE {'bigint' if option == 'offset_column' else 'numeric'}"
+            )
 
 
 def _column(row: Any) -> Column:

@@ -199,6 +199,20 @@ def test_a_decoded_record_is_refused(sink_tables: SinkTables, pipeline: Pipeline
     assert sink_tables.positions(pipeline) == {}
 
 
+def test_a_key_that_cannot_be_decoded_is_named(sink_tables: SinkTables, group: str) -> None:
+    sink = sink_tables.append("id int", columns=["id"])
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), key=Json(int), sinks=[sink])
+    done = sink_tables.process(
+        pipeline,
+        raw(b'{"id": 1}', topic=TOPIC, key=b"one"),
+        raw(b"one", topic=TOPIC, key=b"1", partition=1),
+    )
+    of_key, of_value = (str(done.stopped[Partition(TOPIC, number)]) for number in (0, 1))
+    assert "it cannot be decoded: DecodeError: JSON is malformed" in of_key
+    assert "(byte 0) (in the record's key)" in of_key
+    assert "in the record's key" not in of_value
+
+
 def test_connections_whose_rows_are_no_tuples_are_refused(
     seekpoint_dsn: str, pipeline: Pipeline, new_engine: NewEngine
 ) -> None:

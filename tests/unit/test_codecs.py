@@ -123,6 +123,13 @@ def test_a_lone_surrogate_is_named(document: bytes, message: str | None) -> None
     assert str(explained(refused.value, document)) == (message or str(refused.value))
 
 
+@pytest.mark.parametrize("document", [b"\0\0\0\0\x01{}", b"\x01" + bytes(16) + b"{}"])
+def test_a_registrys_wire_format_is_named(document: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError) as refused:
+        Json()(document)
+    assert "invalid character (byte 0): it is in a schema registry's wire" in str(explained(refused.value, document))
+
+
 def test_an_escaped_nul_is_text() -> None:
     assert Json()(b'"a\\u0000b"') == "a\0b"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -124,7 +125,9 @@ def test_white_space_before_an_event_is_json() -> None:
 def test_an_event_without_a_schema_needs_a_declaration() -> None:
     body = {"before": None, "after": {"id": 1, "at": 5, "n": 5}, "source": {}, "op": "c"}
     value = raw(json.dumps(body).encode(), key=b'{"id": 1}')
-    with pytest.raises(Poison, match=r"schemas\.enable=true"):
+    with pytest.raises(Poison, match=r"the event's key has no schema.* key\.converter\.schemas\.enable=true.*key=De"):
+        Debezium().decode_key(value)
+    with pytest.raises(Poison, match=r"the event's value .* set value\.converter\.schemas\.enable=true"):
         Debezium().decode(value)
     codec = Debezium(types={"at": TIME + "MicroTimestamp"})
     change = codec.decode(value)
@@ -178,6 +181,9 @@ def test_flattened_rows() -> None:
         ({"op": "c", "source": {}, "after": None}, "'after' is missing"),
         ({"op": "d", "source": {}, "after": {}}, "'after' is not null"),
         ([], "not a Debezium envelope"),
+        ({"op": ["c"], "source": {}}, r"op is \['c'\], which is not a change of a row"),
+        ({"op": "c", "source": {}, "after": [1]}, "'before' and 'after' must be objects or null"),
+        ({"op": "d", "source": {}, "before": 5}, "'before' and 'after' must be objects or null"),
     ],
 )
 def test_what_is_no_change_of_a_row_is_named(body: Any, message: str) -> None:
@@ -197,6 +203,14 @@ def test_a_key_is_its_columns() -> None:
 
 
 def test_types_are_a_mapping() -> None:
+    for name, meant in (("MicroTimestamp", "MicroTimestamp"), ("timestamp", "Timestamp"), (TIME + "Dat", "Date")):
+        why = f"types= gives 'at' the type '{name}', which Seekpoint cannot read: did you mean '{TIME}{meant}'"
+        for kind in (name, {"type": "int64", "name": name}):
+            with pytest.raises(ConfigError, match=re.escape(why)):
+                Debezium(types={"at": kind})
+    for wrong in ({"at": int}, {"at": None}, {1: TIME + "Date"}):
+        with pytest.raises(ConfigError, match="types= maps columns to the names of their types, got"):
+            Debezium(types=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="types= maps columns"):
         Debezium(types="io.debezium.time.Date")  # type: ignore[arg-type]
 

@@ -645,7 +645,7 @@ def test_credentials_are_in_no_error(registry: SchemaRegistry) -> None:
     [
         (lambda: Avro(registry=None), "registry= takes a URL"),  # type: ignore[call-overload]
         (lambda: Avro(registry=5), "got int"),  # type: ignore[call-overload]
-        (lambda: Avro(registry={}), "begins with http://"),
+        (lambda: Avro(registry={}), "url is missing; a registry's url begins with http://"),
         (lambda: Protobuf(Small, registry=None), "give the class that protoc generated"),
         (lambda: Avro(registry="mock://", options={"schema.id.deserializer": len}), "the codec sets this option"),
         (

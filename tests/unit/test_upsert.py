@@ -40,6 +40,7 @@ class OrderKey:
     [
         ({"key": "id"}, r"key=\['id'\]"),
         ({"key": []}, "each once"),
+        ({"key": [1]}, "each once"),
         ({"key": ["id", "id"]}, "each once"),
         ({"key": ["id"], "tombstone": "ignore"}, "'delete' or None"),
         ({"key": ["id"], "order_by": "at", "offset_column": "o"}, "not both"),

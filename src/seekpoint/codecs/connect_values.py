@@ -12,11 +12,14 @@ from binascii import a2b_base64
 from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from difflib import get_close_matches
 from operator import index
 from struct import Struct
 from typing import Any
 
 import msgspec
+
+from seekpoint.errors import ConfigError
 
 Schema = Mapping[str, Any]  # a field's schema as JsonConverter writes it; `connect_avro` makes it from Avro's schema
 Convert = Callable[[Any], Any]
@@ -76,8 +79,19 @@ def row_converter(schema: Schema) -> Callable[[Mapping[str, Any]], dict[str, Any
     return row
 
 
-def schema_named(field: str, kind: str | Schema) -> Schema:
-    """A field's schema, from its type's name, or from a schema with parameters."""
+def schema_named(field: object, kind: object) -> Schema:
+    """A field's schema, from its type's name, or from a schema with parameters.
+
+    Raises ConfigError for a name that is no type's, whose values would not be converted.
+    """
+    if not isinstance(field, str) or not isinstance(kind, str | Mapping):
+        raise ConfigError(f"types= maps columns to the names of their types, got {field!r}: {kind!r}")
+    name = kind if isinstance(kind, str) else kind.get("name")
+    if name is not None and name not in _NAMED:
+        nearest = get_close_matches(str(name), _NAMED, n=1, cutoff=0)[0]
+        raise ConfigError(
+            f"types= gives {field!r} the type {name!r}, which Seekpoint cannot read: did you mean {nearest!r}?"
+        )
     return {"field": field, "type": "", "name": kind} if isinstance(kind, str) else {**kind, "field": field}
 
 

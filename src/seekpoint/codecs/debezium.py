@@ -24,6 +24,7 @@ Event = tuple[Schema | None, Any, Convert]  # an event's schema, its payload, an
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _plain = msgspec.json.Decoder(float_hook=json_number)
 _DELETED = "__deleted"  # added by ExtractNewRecordState in the mode ``rewrite``
+_ROW = (dict, type(None))
 _ENVELOPE = {"op", "before", "after", "source"}
 
 
@@ -120,9 +121,9 @@ class Debezium:
                 payload = payload["payload"]
         if self._declared is None:
             raise Poison(
-                "the event has no schema, so the types of its numbers and texts are not known: set "
-                "value.converter.schemas.enable=true (and key.converter…) in the connector; or declare columns with "
-                "Debezium(types={'at': 'io.debezium.time.MicroTimestamp'}), types={} if no value needs a conversion"
+                f"the event's {field} has no schema, so the types of its numbers and texts are not known: set "
+                f"{field}.converter.schemas.enable=true in the connector; or declare columns with {field}=Debezium("
+                "types={'at': 'io.debezium.time.MicroTimestamp'}), types={} if no value needs a conversion"
             )
         return None, payload, self._declared
 
@@ -148,7 +149,7 @@ class Debezium:
                 record,
             )
         op, before, after, source = payload["op"], payload.get("before"), payload.get("after"), payload["source"] or {}
-        if op not in {"c", "r", "u", "d", "t"}:
+        if op not in ("c", "r", "u", "d", "t"):  # a tuple: a list as op has no hash
             raise Poison(f"op is {op!r}, which is not a change of a row", record)
         if isinstance(before, str) or isinstance(after, str) or source.get("connector") == "mongodb":
             raise Poison(
@@ -156,6 +157,8 @@ class Debezium:
                 "connector, and give value=Debezium(flattened=True)",
                 record,
             )
+        if not isinstance(before, _ROW) or not isinstance(after, _ROW):
+            raise Poison("'before' and 'after' must be objects or null", record)
         if (after is None) == (op in {"c", "r", "u"}):
             raise Poison(f"op is {op!r}, but 'after' is {'missing' if after is None else 'not null'}", record)
         return Change(

@@ -94,8 +94,14 @@ _LONE = re.compile(
 
 
 def explained(error: BaseException, data: bytes | None) -> BaseException:
-    """The error of decoding ``data``, or a clearer one if a lone surrogate is the cause."""
-    if not isinstance(error, msgspec.DecodeError) or str(error) != _TRUNCATED:
+    """The error of decoding ``data``, or a clearer one if a lone surrogate or a schema's id is the cause."""
+    if not isinstance(error, msgspec.DecodeError):
+        return error
+    if data is not None and data[:1] in {b"\0", b"\1"} and str(error).endswith("(byte 0)"):
+        return msgspec.DecodeError(
+            f"{error}: it is in a schema registry's wire format: give value=Avro(...), JsonSchema(...) or Protobuf(...)"
+        )
+    if str(error) != _TRUNCATED:
         return error
     if data is None or (surrogate := _LONE.search(data)) is None:
         return error

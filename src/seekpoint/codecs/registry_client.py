@@ -55,8 +55,8 @@ def check(registry: Registry) -> None:
     url = setting if isinstance(setting, str) else setting.get("url")
     if not isinstance(url, str) or not all(address.strip().startswith(SCHEMES) for address in url.split(",")):
         raise ConfigError(
-            f"registry={shown(registry)}: a registry's url begins with http:// or https://; several are separated by "
-            "commas, and a comma in a password is written %2C"
+            f"registry={shown(registry)}: {'' if url else 'url is missing; '}a registry's url begins with http:// or "
+            "https://; several are separated by commas, and a comma in a password is written %2C"
         )
 
 

@@ -12,11 +12,12 @@ from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import K, Row, SinkWriter, V
-from seekpoint.records import LazyRecords, RawRecord, Record
+from seekpoint.records import LazyRecords, RawRecord, Record, add_note
 
 # Exceptions that end the process. Any other is a record's error, even a BaseException such as a panic in Rust or a
 # cancelled task.
 PROCESS_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+IN_KEY = "in the record's key"  # a note on a codec's error
 ONE_BY_ONE = 10  # chunks after one that was decoded twice, because others like it may follow
 
 
@@ -73,13 +74,18 @@ class PipelineWriters(Generic[V, K]):
         return sorted({n for topic in topics for n in self._taking[topic]})
 
     def decode(self, raw: RawRecord) -> Record[V, K | None]:
-        """Decode a record's key and value. Raises the codecs' errors."""
+        """Decode a record's key and value. Raises the codecs' errors; a note says if the key is at fault."""
+        try:
+            key = self._key(raw)
+        except Exception as error:
+            add_note(error, IN_KEY)
+            raise
         return Record(
             raw.topic,
             raw.partition,
             raw.offset,
             raw.timestamp_ms,
-            self._key(raw),
+            key,
             self._values[raw.topic](raw),
             raw.headers,
             raw.leader_epoch,

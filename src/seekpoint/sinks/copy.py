@@ -166,7 +166,8 @@ class Texts:
             dumped = self._transformer.get_dumper(value, PyFormat.TEXT).dump(value)
             return None if dumped is None else bytes(dumped).decode(self._encoding)
         except Exception as error:  # dumpers may raise any error
-            raise Unwritable(f"column {column!r}: {type(error).__name__}: {error}") from error
+            remedy = ": make the column jsonb, or convert the value in row=" if "cannot adapt" in str(error) else ""
+            raise Unwritable(f"column {column!r}: {type(error).__name__}: {error}{remedy}") from error
 
 
 def flat_texts(

@@ -15,6 +15,7 @@ from seekpoint.records import AnyRecord, RawRecord, Record
 from seekpoint.sinks.base import TableSink
 
 S = TypeVar("S", bound=TableSink)
+NAMED = 20  # fields that a message names
 
 
 class TableWriter(SinkWriter[Any, Any], Generic[S]):
@@ -143,7 +144,8 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
             try:
                 return get(value) if len(columns) > 1 else (get(value),)
             except KeyError as error:
-                raise Poison(f"{self!r}: the row has no {error.args[0]!r}") from None
+                others = ", ".join(map(str, [*value][:NAMED])) or "nothing"
+                raise Poison(f"{self!r}: the row has no {error.args[0]!r}; it has {others}") from None
 
         return shape
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from seekpoint.codecs.json import explained
 from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.pipeline.sink import Row
-from seekpoint.pipeline.writers import PROCESS_EXITS, PipelineWriters
-from seekpoint.records import AnyRecord, Cause, Partition, RawRecord
+from seekpoint.pipeline.writers import IN_KEY, PROCESS_EXITS, PipelineWriters
+from seekpoint.records import AnyRecord, Cause, Partition, RawRecord, notes
 from seekpoint.worker.failed import Failed
 from seekpoint.worker.failure_policy import fail
 from seekpoint.worker.open_batch import OpenBatch
@@ -47,7 +47,8 @@ def decode_record(writers: PipelineWriters, raw: RawRecord, unreadable: Exceptio
     except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
         raise
     except BaseException as error:
-        raise Failed(explained(error, raw.value) if cause is Cause.DECODE else error, cause) from error
+        is_value = cause is Cause.DECODE and IN_KEY not in notes(error)
+        raise Failed(explained(error, raw.value) if is_value else error, cause) from error
     return DecodedRecord(raw, record, rows)
 
 

@@ -101,7 +101,7 @@ class Upsert(TableSink[V_contra, K_contra]):
         timezone: str | tzinfo | None = None,
     ) -> None:
         me = f"Upsert({shown_table(table)})"
-        if isinstance(key, str) or not key or len({*key}) < len(key):
+        if isinstance(key, str) or not key or len({*key}) < len(key) or not all(isinstance(name, str) for name in key):
             raise ConfigError(f"{me}: key= takes the names of the key's columns, each once: key=['id']; got {key!r}")
         _check_choices(me, tombstone, on_conflict)
         self.keeps_first = on_conflict == "keep"

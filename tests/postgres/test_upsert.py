@@ -795,7 +795,7 @@ def test_a_mistake_in_the_program_ends_the_work_and_names_the_remedy(
 def test_offsets_are_compared_as_whole_numbers(sink_tables: SinkTables, kind: str) -> None:
     """In a text column '9' is after '10': the newer row would be dropped without an error."""
     sink = upsert(sink_tables, f"id int PRIMARY KEY, v text, o {kind}", columns=["id", "v"], offset_column="o")
-    remedy = r"offset_column='o' is of type .* ALTER COLUMN \"o\" TYPE bigint"
+    remedy = r"offset_column='o' is of type .* ALTER COLUMN \"o\" TYPE bigint USING \"o\"::bigint"
     with sink_tables.engine.connect() as tx, pytest.raises(ConfigError, match=remedy):
         sink.check(tx)
     with pytest.raises(ConfigError, match=remedy):

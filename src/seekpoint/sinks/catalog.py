@@ -187,10 +187,11 @@ def _check_positions(target: Target, rows: Sequence[Any]) -> None:
     for option, name in compared:
         row = next((row for row in rows if row.attname == name), None)
         if row is not None and row.base not in _WHOLE:
+            column, whole = quoted(row.attname), "bigint" if option == "offset_column" else "numeric"
             raise ConfigError(
                 f"{target.name}: {option}={name!r} is of type {row.named}, which does not compare whole numbers "
                 f"exactly, so that newer rows would be dropped: ALTER TABLE {quoted(*target.path)} ALTER COLUMN "
-                f"{quoted(row.attname)} TYPE {'bigint' if option == 'offset_column' else 'numeric'}"
+                f"{column} TYPE {whole} USING {column}::{whole}"
             )
 
 

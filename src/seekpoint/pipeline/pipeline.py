@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from itertools import combinations, product
 from types import FunctionType
 from typing import Any, Generic, Literal, Never, Self, TypedDict, Unpack, get_args, overload
 
@@ -162,9 +161,10 @@ class Pipeline(Generic[V, K]):
         self._declared = tuple((sink, sink.by_topic(self.pattern)) for sink in self.sinks)
         self._own: dict[str, dict[int, Sink[V, K | None]]] = {}  # indexes of the sinks that take a pattern's topics
         self.without_table: dict[str, str] = {}  # reasons why topics of a pattern have no table
-        for topic, other in combinations(self.topics, 2):
-            if sink := self._comparing(topic, other):
-                raise ConfigError(_one_table(sink, topic, other))
+        self._compared: dict[str, str] = {}  # by table in which offsets are compared: the topic that writes it
+        for topic in self.topics:
+            for sink, other in self._sharing(topic):
+                raise ConfigError(_one_table(sink, other, topic))
         self._check_retry_order(keep_key_order)
         self._require_key_order(keep_key_order)
 
@@ -307,7 +307,7 @@ class Pipeline(Generic[V, K]):
             return self
         other = copy.copy(self)
         other.codecs, other.without_table = {}, {}
-        other._own = {}  # noqa: SLF001 -- of the same class
+        other._own, other._compared = {}, {}  # noqa: SLF001 -- of the same class
         other._expand()  # noqa: SLF001
         return other
 
@@ -330,15 +330,17 @@ class Pipeline(Generic[V, K]):
 
         Both stop. Otherwise the order in which topics are found would decide which of them is read.
         """
-        for other in self._own:
-            if other != topic and (sink := self._comparing(topic, other)):
-                for name, neighbour in ((topic, other), (other, topic)):
-                    self.without_table.setdefault(name, _one_table(sink, name, neighbour))
+        for sink, other in self._sharing(topic):
+            for name, neighbour in ((topic, other), (other, topic)):
+                self.without_table.setdefault(name, _one_table(sink, name, neighbour))
 
-    def _comparing(self, topic: str, other: str) -> Sink[V, K | None] | None:
-        """The sink that would compare offsets of these topics, because their records go to one table; usually None."""
-        pairs = product(self.sinks_of(topic), self.sinks_of(other))
-        return next((sink for sink, another in pairs if _compares(sink, another)), None)
+    def _sharing(self, topic: str) -> Iterator[tuple[Sink[V, K | None], str]]:
+        """The topic's sinks that compare offsets in the table of an earlier topic, each with that topic."""
+        for sink in self.sinks_of(topic):
+            for table in sink.tables if sink.compares_offsets else ():
+                other = self._compared.setdefault(table, topic)
+                if other != topic:
+                    yield sink, other
 
     def _expand(self) -> None:
         """Replace each declared sink with the sinks of its topics."""
@@ -503,11 +505,6 @@ class Pipeline(Generic[V, K]):
 def _is(argument: object, kind: type) -> bool:
     """Check a value's type at runtime: type checkers are optional."""
     return isinstance(argument, kind)
-
-
-def _compares(sink: Sink, other: Sink) -> bool:
-    """Whether both sinks write one table, in which offsets alone say which row is newer."""
-    return sink.compares_offsets and other.compares_offsets and not {*sink.tables}.isdisjoint(other.tables)
 
 
 def _one_table(sink: Sink, topic: str, other: str) -> str:

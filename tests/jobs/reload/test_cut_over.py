@@ -15,7 +15,7 @@ from sqlalchemy import Connection, create_engine, text
 
 from seekpoint import Limits, Partition, Text, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
-from seekpoint.jobs.reload import cutover
+from seekpoint.jobs.reload import catch_up, cutover
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover import took_effect
 from seekpoint.postgres.sqlstates import connection_lost
@@ -399,6 +399,37 @@ def test_held_keys_are_replayed_in_order(orders_group: OrdersGroup) -> None:
         reload.cut_over(driver, rounds)
     assert orders_group.rows() == [(1, 8, 0), (2, 18, 0)]
     assert orders_group.execute("SELECT DISTINCT state FROM {schema}.dead_letter") == [("replayed",)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_before", [True, False])
+def test_two_records_of_a_key_that_are_replayed_during_a_pass_keep_their_order(
+    orders_group: OrdersGroup, *, is_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass reads one moment: the first record is of an earlier pass, the second of this one."""
+    options: dict[str, Any] = {"on_poison": "dead_letter"}
+    orders_group.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
+    settled(orders_group, [of(1, 1), of(2, 77)], **options)
+    leave_out, replays = catch_up.leave_out, list[int]()
+
+    def replayed() -> None:
+        if not replays:
+            orders_group.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
+            replays.append(orders_group.new_replay(**options).replay_all().replayed)
+
+    def left_out(*args: Any) -> None:
+        if is_before:
+            replayed()
+        leave_out(*args)
+        if not is_before:
+            replayed()
+
+    with diffed(orders_group.reload(pipeline=options)) as (reload, driver, rounds):
+        settled(orders_group, [of(2, 5)], **options)
+        monkeypatch.setattr(catch_up, "leave_out", left_out)
+        reload.cut_over(driver, rounds)
+    assert replays == [2]
+    assert orders_group.rows() == [(1, 2, 0), (2, 10, 0)]
 
 
 def deliver(proxy: PostgresProxy) -> None:

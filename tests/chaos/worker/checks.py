@@ -218,9 +218,19 @@ class Sampler(Background):
                 self._stop.wait(0.05)
 
     def wait_for(self, ends: Mapping[int, int], seconds: float) -> bool:
-        """Wait until the ledger has these positions; False at the deadline."""
+        """Wait until the ledger has these positions; False if none has moved for ``seconds``.
+
+        Suspect ranges are applied in small parts: on a slow machine all of them may take longer.
+        """
         with self.news:
-            return self.news.wait_for(lambda: self.positions == dict(ends), seconds)
+            while self.positions != dict(ends):
+                if not self._moves(seconds):
+                    return False
+        return True
+
+    def _moves(self, seconds: float) -> bool:
+        before = dict(self.positions)
+        return self.news.wait_for(lambda: self.positions != before, seconds)
 
 
 @dataclass

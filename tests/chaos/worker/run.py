@@ -136,7 +136,7 @@ def _under_load(
     if forgotten := {p for p, end in load.delivered.items() if end > ends[p]}:
         raise NotReached(f"the broker acknowledged records of partitions {forgotten} that its log does not hold")
     if not sampler.wait_for(ends, seconds=40):
-        raise NotReached(f"not caught up within 40 s: the ledger stands at {sampler.positions}, the log ends at {ends}")
+        raise NotReached(f"no position moved for 40 s: the ledger is at {sampler.positions}, the log ends at {ends}")
     if waiting := sampler.wait_until_none(WAITING, [environment.topic], seconds=40):
         raise NotReached(f"{waiting} records still wait for their retries after 40 s")
     found = environment.found_ends()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from threading import Event as Flag
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +39,7 @@ class OwnerOfRecords:
         partition, ids = Partition(group.topic, 0), {group.topic: topic_id(group.topic)}
         self.ledger = GroupLedger(group.engine, group.group, schema=group.schema)
         claimed = self.ledger.claim([partition], ids, cluster_id=CLUSTER, start=lambda _: {})
-        self.active = {at: SimpleNamespace(claim=claim) for at, claim in claimed.granted.items()}
+        self.active = {partition: SimpleNamespace(claim=claim) for partition, claim in claimed.granted.items()}
 
     def reconcile(self, _starts: object) -> None:
         """Give up what another process has claimed."""
@@ -56,7 +56,7 @@ class OwnerOfRecords:
                 limits,
                 self.seen.append,  # type: ignore[arg-type]
                 stopwatch=stopwatch,
-                stopping=Flag(),
+                stopping=threading.Event(),
                 handler=handler,
             )
             for _ in range(times):

@@ -183,17 +183,18 @@ class _LentConnection(AsyncConnection):
 
     def require_awaited(self) -> None:
         """Raise HandlerMisuse if a statement was not awaited; a task that was cancelled has closed its coroutine."""
-        for call in self.calls:
-            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
-                name = f"tx.{call.__name__}(…)"
-                raise HandlerMisuse(f"the handler called {name} without await, so that it did not run: await {name}")
+        for call in self._not_run():
+            name = f"tx.{call.__name__}(…)"
+            raise HandlerMisuse(f"the handler called {name} without await, so that it did not run: await {name}")
 
     def forget_calls(self) -> None:
         """Close the coroutines that have not run, without Python's warning that they were never awaited."""
-        for call in self.calls:
-            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
-                call.close()
+        for call in self._not_run():
+            call.close()
         self.calls.clear()
+
+    def _not_run(self) -> list[Any]:
+        return [call for call in self.calls if inspect.getcoroutinestate(call) == inspect.CORO_CREATED]
 
 
 class _AllHere:
